@@ -41,6 +41,7 @@ from masked_dispatch.api.construct import (
 )
 from masked_dispatch.api.explain import explain
 from masked_dispatch.api.export import export
+from masked_dispatch.api.padding import padded
 from masked_dispatch.api.reductions import (
     all,
     amax,
@@ -178,6 +179,7 @@ __all__ = [
     "nansum",
     "optim",
     "pad_sequence",
+    "padded",
     "pad_stack",
     "patches",
     "plot",

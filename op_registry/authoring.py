@@ -41,6 +41,9 @@ from op_registry.dimensions import (
     Windows,
 )
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
+from op_registry.extents.factors import Factor, along_dim, as_positions, factors_of
+from op_registry.extents.follow import with_factors, without
+from op_registry.extents.samples import WITHIN_SAMPLES
 from op_registry.laws.categories import (
     ACCUMULATION,
     ASSIGNMENT,
@@ -408,6 +411,14 @@ __all__ = [
     "replaced",
     "spread_diagonal",
     "whole_validity",
+    # Extents: which positions of a padded batch are there, for windows along positions.
+    "WITHIN_SAMPLES",
+    "Factor",
+    "along_dim",
+    "as_positions",
+    "factors_of",
+    "with_factors",
+    "without",
     # Gradient formulas that users call directly.
     "bind_by_name",
     "derivative",

@@ -21,7 +21,7 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.engine_internals import carries_older_vmap
 from masked_dispatch.tensor.in_transform import InTransform, check_alive, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import shared_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.messages import BATCH_OF_TANGENTS, TRACED_BY_JIT, linearized, passed_to_torch_func
 from masked_dispatch.torch_internals import (
     hidden_in_transform,
@@ -162,10 +162,10 @@ def unwrap(tensor: MaskedTensor) -> Dense:
     validity = savable_validity(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         check_not_captured(tensor)
-        return Dense(Unwrap.apply(tensor), validity)
+        return Dense(Unwrap.apply(tensor), validity, tensor._extent)
     if in_forward_mode() and not under_transform():
-        return Dense(Unwrap.apply(tensor), validity)
-    return Dense(tensor._data, validity)
+        return Dense(Unwrap.apply(tensor), validity, tensor._extent)
+    return Dense(tensor._data, validity, tensor._extent)
 
 
 def savable_validity(tensor: MaskedTensor) -> Tensor | None:
@@ -207,13 +207,13 @@ def wrap_record(record: Dense) -> MaskedTensor:
     data, validity = record.data, checked_validity(record)
     if under_transform():
         # The inner tensor carries the derivative: the fill stops gradients of invalid elements.
-        return wrap_in_transform(fill_where_invalid(data, validity, 0), validity)
+        return with_extent(wrap_in_transform(fill_where_invalid(data, validity, 0), validity), record.extent)
     if type(data) is not Tensor and traced_elsewhere(data):
         data = fill_where_invalid(data, validity, 0)  # likewise
     if (data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         result: MaskedTensor = Wrap.apply(data, validity)
-        return result
-    return wrap(data, validity)
+        return with_extent(result, record.extent)
+    return with_extent(wrap(data, validity), record.extent)
 
 
 def checked_validity(record: Dense) -> Tensor | None:

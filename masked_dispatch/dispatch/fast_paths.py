@@ -84,7 +84,10 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         validity = x._stored_validity if x._family is None else shared_validity(x)
         if keeps_zero and not rest and not kwargs and id(x._data) in known_tensors:
             hand_on(x._data, data, validity)
-        return wrap(data, validity)
+        result = wrap(data, validity)
+        if x._extent is not None:
+            result._extent = x._extent
+        return result
 
     return kernel
 
@@ -107,6 +110,7 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
             or (x.requires_grad and _grad_enabled())
             or not plain_eager()
             or x.is_inference()
+            or x._extent is not None
         ):
             return general(keyset, x, *rest, **kwargs)
         validity = x._stored_validity if x._family is None else shared_validity(x)
@@ -137,7 +141,7 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if not kwargs and plain_eager():
-            if type(x) is MaskedTensor:
+            if type(x) is MaskedTensor and x._extent is None:
                 data, validity = x._data, x._stored_validity if x._family is None else shared_validity(x)
                 dims = plain_rows(dims_of_row, x, data, rest)
                 if 0 < dims <= data.ndim and (validity is None or validity.shape[-dims:].numel() == 1):
@@ -228,7 +232,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if type(x) is SparseMaskedTensor and (type(y) is SparseMaskedTensor or not isinstance(y, Tensor)):
             result = None if rule.lowerings else on_same_pattern(call, x, y)
             return general(keyset, x, y) if result is None else result
-        if type(x) is not MaskedTensor:
+        if type(x) is not MaskedTensor or x._extent is not None or (type(y) is MaskedTensor and y._extent is not None):
             return general(keyset, x, y)
         validity = x._stored_validity if x._family is None else shared_validity(x)
         if _grad_enabled() and (

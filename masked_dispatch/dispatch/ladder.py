@@ -250,7 +250,7 @@ def inner_kernel(op: OpOverload, rule: Rule) -> Kernel:
     run, general = rule.bind(op), rule_kernel(op, rule)
 
     def on_dense(*args: Any, **kwargs: Any) -> Any:
-        return run_rule(run, rule, args, kwargs)
+        return run_rule(op, run, rule, args, kwargs)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if storage_among([*args, *kwargs.values()]) == SPARSE:
@@ -344,14 +344,14 @@ def handler_below(meaning: Meaning) -> Handler:
         return args[0]
 
     def view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return view_below(run, args, kwargs) if isinstance(args[0], MaskedTensor) else run_below(args, kwargs)
+        return view_below(run, rule, op, args, kwargs) if isinstance(args[0], MaskedTensor) else run_below(args, kwargs)
 
     def detach(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return plain_gradient(args[0], None) if needs_plain_gradient(args[0], 2) else view(args, kwargs)
 
     def strided_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if being_traced(args[0]._data):
-            return view_below(run, args, kwargs)
+            return view_below(run, rule, op, args, kwargs)
         return strided_view_below(*args, **kwargs)
 
     def metadata(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -367,7 +367,7 @@ def handler_below(meaning: Meaning) -> Handler:
                 "under a mask that would be wrong. Please report how it was called."
             )
         if rule is not None and meaning.base is op:
-            return run(*args, **kwargs) if rule.category is COMPOSITE else run_rule(run, rule, args, kwargs)
+            return run(*args, **kwargs) if rule.category is COMPOSITE else run_rule(op, run, rule, args, kwargs)
         return op.decompose(*args, **kwargs) if meaning.kind == "decomposes" else op(*args, **kwargs)
 
     run = rule.bind(op) if rule is not None and meaning.base is op else _run_without_rule

@@ -30,13 +30,16 @@ from masked_dispatch.tensor.other_devices import transformed_elsewhere, wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
+from op_registry.extents.factors import there
+from op_registry.extents.found import padded
+from op_registry.extents.masks import under, united
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number, shape_alone, wrap_dims
 from op_registry.records.dtypes import on_signed_bits
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
-from op_registry.records.validity import as_bool, intersect
+from op_registry.records.validity import as_bool
 from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import COO, DENSE
@@ -79,8 +82,8 @@ def _masked_tensor(data: Tensor, mask: Tensor | None, version: str) -> MaskedTen
     _check_exported(version)
     record = _record(data)
     if mask is not None:
-        record = record.masked_by(stored_validity(record.data, mask))
-    return wrap_record(Dense(record.data.clone(), record.validity))
+        record = under(record, record.data, stored_validity(record.data, mask))
+    return wrap_record(Dense(record.data.clone(), record.validity, record.extent))
 
 
 def _record(tensor: Tensor) -> Dense:
@@ -151,6 +154,19 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
     return torch.full(shape, count, dtype=torch.int64, device=record.device)
 
 
+def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None) -> MaskedTensor:
+    return wrap_record(padded(_record(tensor), extent, dims))
+
+
+def _without_extent(tensor: Tensor) -> MaskedTensor:
+    record = _record(tensor)
+    return wrap_record(Dense(record.data, record.validity))
+
+
+def _extent(tensor: Tensor) -> Tensor:
+    return there(_record(tensor)).clone()
+
+
 def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     check_mask(tensor, mask)
     sparse = unwrap_any(tensor)
@@ -159,7 +175,7 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     if isinstance(sparse, Sparse):
         return wrap_sparse_record(_masked_by(sparse, mask))
     record = _record(tensor)
-    return wrap_record(Dense(record.data.clone(), intersect(record.validity, stored_validity(record.data, mask))))
+    return wrap_record(under(record, record.data.clone(), stored_validity(record.data, mask)))
 
 
 def _masked_by(record: Sparse, mask: Tensor) -> Sparse:
@@ -179,7 +195,7 @@ def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
     if not isinstance(source, Dense) or isinstance(tensor, SparseMaskedTensor):
         return _mask_with(tensor, _get_mask(other))
     dense = _record(tensor)
-    return wrap_record(Dense(dense.data.clone(), intersect(dense.validity, source.validity)))
+    return wrap_record(under(dense, dense.data.clone(), source.validity, source))
 
 
 def _values_like(record: Dense | Sparse, source: Sparse, tensor: Tensor) -> Dense:
@@ -195,11 +211,14 @@ def _values_like(record: Dense | Sparse, source: Sparse, tensor: Tensor) -> Dens
 def _accumulate(tensors: list[Tensor]) -> Tensor:
     if any(isinstance(tensor, SparseMaskedTensor) for tensor in tensors):
         return accumulate_sparse(tensors)
-    total = accumulate([_record(tensor) for tensor in tensors])
+    records = [_record(tensor) for tensor in tensors]
+    total = united(accumulate(records), records)
     return wrap_record(total) if any(isinstance(tensor, MaskedTensor) for tensor in tensors) else total.data
 
 
 def _data_of(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, MaskedTensor):
+        tensor._check_no_extent("a transform of masked_dispatch.functional")
     data = _record(tensor).data
     if type(data) in wrappers:
         raise MaskedSemanticsError(transformed_elsewhere(tensor))
@@ -271,7 +290,7 @@ def _detach(tensor: Tensor) -> Tensor:
         return tensor.detached()
     record = unwrap_any(tensor)
     if isinstance(record, Dense):
-        return wrap_record(Dense(record.data.detach(), record.validity))
+        return wrap_record(Dense(record.data.detach(), record.validity, record.extent))
     base = record.base if isinstance(record, Permuted) else record
     values = base.like(Dense(base.values.data.detach(), base.values.validity))
     return wrap_sparse_record(record.like(values) if isinstance(record, Permuted) else values)
@@ -279,6 +298,8 @@ def _detach(tensor: Tensor) -> Tensor:
 
 def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[int] | None) -> Tensor:
     record = unwrap_any(tensor)
+    if isinstance(record, Dense) and layout != DENSE and isinstance(tensor, MaskedTensor):
+        tensor._check_no_extent("sparse storage")
     if layout == DENSE:
         return tensor if isinstance(record, Dense) else wrap_record(to_dense(record))
     wanted = layout_named(layout)
@@ -364,6 +385,9 @@ def install() -> None:
     )
     _define("stored_values(Tensor x, Scalar? fill) -> Tensor", stored_values)
     _define("stored_indices(Tensor x, str name) -> Tensor", stored_indices)
+    _define("padded(Tensor x, Tensor? extent, int[]? dims) -> Tensor", _padded)
+    _define("without_extent(Tensor x) -> Tensor", _without_extent)
+    _define("extent(Tensor x) -> Tensor", _extent)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
     _define("mask_like(Tensor x, Tensor other) -> Tensor", _mask_like)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, under_transform
+from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
 from op_registry.rule import Rule, Run
 from op_registry.sparse.layout import OF_TORCH
@@ -76,6 +78,17 @@ def unwrap_argument(value: object) -> object:
     return value
 
 
+def has_extent(values: Iterable[object]) -> bool:
+    """Whether a record in `values`, or in lists in it, knows which of its positions are there."""
+    for v in values:
+        if isinstance(v, Dense):
+            if v.extent is not None:
+                return True
+        elif type(v) is list and has_extent(v):
+            return True
+    return False
+
+
 def is_sparse_factor(value: object) -> bool:
     """Whether products can take an argument as a torch.sparse tensor: without grad, for the gradient would differ."""
     return (
@@ -117,20 +130,22 @@ def _wrap_records(value: object, rule: Rule, result: int) -> Any:
     return value
 
 
-def run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def run_rule(op: OpOverload, run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Unwrap, run, wrap. If the rule returns one of its argument records, the result is that argument itself."""
     if modes_in_force():
-        return run_in_steps(_run_rule, (run, rule, args, kwargs), {})
-    return _run_rule(run, rule, args, kwargs)
+        return run_in_steps(_run_rule, (op, run, rule, args, kwargs), {})
+    return _run_rule(op, run, rule, args, kwargs)
 
 
-def _run_rule(run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _run_rule(op: OpOverload, run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs:
         kwargs = {k: unwrap_argument(v) for k, v in kwargs.items()}
     if rule.traits.sparse_factors and has_sparse_factor(args):
         with contextlib.suppress(RuntimeError):  # torch multiplies only some layouts, from some sides
             return wrap_result(run(*[unwrap_factor(a) for a in args], **kwargs), rule)
     records = [unwrap_argument(a) for a in args]
+    if has_extent(records) or (kwargs and has_extent(kwargs.values())):
+        run = functools.partial(run_with_extents, run, rule, op)
     try:
         result = run(*records, **kwargs)
     except RuntimeError as error:
@@ -154,7 +169,8 @@ def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if kwargs:
             storage = max(storage, storage_among(kwargs.values()))
         if storage == DENSE:
-            return run_in_steps(run_rule, (run, rule, args, kwargs), {}) if steps else run_rule(run, rule, args, kwargs)
+            arguments = (op, run, rule, args, kwargs)
+            return run_in_steps(run_rule, arguments, {}) if steps else run_rule(*arguments)
         return redispatch(op, keyset, args, kwargs) if storage == PLAIN else lowered(op, args, kwargs)
 
     return remembering(kernel) if op in SELECTING else kernel

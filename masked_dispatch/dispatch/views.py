@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from masked_dispatch.torch_internals import (
     under_transform,
 )
 from op_registry import MaskedSemanticsError
+from op_registry.extents.run import run_with_extents
+from op_registry.extents.slices import PartOfEach
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.zeros import hand_on, known_zero, remember_zero
@@ -47,6 +50,7 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if isinstance(base, SparseMaskedTensor):
             return view_of_sparse(op, args, kwargs)
         if under_transform():
+            base._check_no_extent("a transform of masked_dispatch.functional")
             if called_by_functorch(1):
                 raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands outputs it does not know
             record = unwrap(base)
@@ -118,14 +122,17 @@ def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedT
     return view
 
 
-def view_below(run: Run, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def view_below(run: Run, rule: Rule | None, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The view of data and validity, in one family with its base."""
     base = args[0]
+    if base._extent is not None:
+        assert rule is not None
+        run = functools.partial(run_with_extents, run, rule, op)
     if being_traced(base._data):
         copy_validity_before_views(base)
-        return _wrap_views(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
+        return _wrap_views(base, run(Dense(base._data, base._validity, base._extent), *args[1:], **kwargs))
     with inference_mode_of(base), tracking_views_and_versions():
-        return _wrap_views(base, run(Dense(base._data, base._validity), *args[1:], **kwargs))
+        return _wrap_views(base, run(Dense(base._data, base._validity, base._extent), *args[1:], **kwargs))
 
 
 def _wrap_views(
@@ -136,8 +143,11 @@ def _wrap_views(
     view = wrap(result.data, checked_validity(result))
     hand_on(base._data, view._data, view._stored_validity, of_source=base._validity)
     share_storage(view, base)
-    if result.data.dtype is base.dtype:
+    if result.extent is not None:
+        view._extent = result.extent
+    is_copy = result.data.dtype is not base.dtype or isinstance(result, PartOfEach)
+    if not is_copy:
         make_view_family(base, view)
     view._stands_for_a_view = base._stands_for_a_view
-    view._mask_is_a_copy = base._mask_is_a_copy or result.data.dtype is not base.dtype
+    view._mask_is_a_copy = base._mask_is_a_copy or is_copy
     return view

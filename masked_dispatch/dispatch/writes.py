@@ -20,6 +20,7 @@ from masked_dispatch.engine_internals import called_by_engine, current_node, eng
 from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.messages import written_through_view
 from masked_dispatch.tensor.shared_places import may_share, one_of_each
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.tensor.write_locks import lock_of
@@ -37,6 +38,7 @@ from masked_dispatch.torch_internals import (
 )
 from masked_dispatch.update_policy import current, dropped, said
 from op_registry import MaskedSemanticsError
+from op_registry.extents.factors import conjunction, factors_of
 from op_registry.laws.categories import ASSIGNMENT, ELEMENTWISE, argument
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import can_cast
@@ -184,6 +186,11 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
             "copy, and the tensor would not change. Assign to the tensor itself, x[index] = value "
             "(x[index] = x[index] + 1 for x[index] += 1), or write to x.to_dense()."
         )
+    if target._mask_is_a_copy and target._extent is not None:
+        raise MaskedSemanticsError(
+            f"{op} would write through a view (shape {tuple(target.shape)}) that leaves out positions at each sample's "
+            "end: its mask is not a part of its base's. Write to the base, or to a clone."
+        )
     if target._mask_is_a_copy:
         raise MaskedSemanticsError(
             f"{op} would write through a view of another dtype ({target.dtype}, shape {tuple(target.shape)}), whose "
@@ -226,6 +233,9 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
     """Write values and validity; called below autograd."""
     if source is target:
         return
+    if type(target) is MaskedTensor and target._extent is not None and not isinstance(source, MaskedTensor):
+        source = wrap(source, conjunction(factors_of(unwrap(target))))
+    receive_extent(target, source)
     if isinstance(target, SparseMaskedTensor):
         store(target, source)
         return
@@ -250,6 +260,23 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
         except BaseException:  # the write may be partial: keep valid only what is valid before and after it
             write_validity(target, intersect(target._validity, validity))
             raise
+
+
+def receive_extent(target: MaskedTensor, source: Tensor) -> None:
+    """Before a write: the extent of what is written is the target's from now on, if nobody shares its memory.
+
+    The functional form that computed `source` intersected it with the target's own.
+    """
+    if not isinstance(source, MaskedTensor) or source._extent is None or source._extent is target._extent:
+        return
+    received = source._extent
+    own = target._extent
+    if own is not None and own.known == received.known and target._family is not None:
+        if not torch.equal(target.extent, source.extent):  # type: ignore[arg-type]
+            raise MaskedSemanticsError(written_through_view(target))
+    elif target._family is not None and target._base is not None:
+        raise MaskedSemanticsError(written_through_view(target))
+    target._extent = received
 
 
 def may_stop_between(target: MaskedTensor) -> bool:
@@ -465,6 +492,7 @@ def change_metadata_below(op: OpOverload, args: Sequence[Any], kwargs: dict[str,
     tensor: MaskedTensor = args[0]
     view = getattr(aten, schema_of(op).name.removeprefix("aten::").removesuffix("_"))
     validity = Dense(tensor._data, tensor._validity).full_validity
+    tensor._check_no_extent(f"{op}, which changes the shape or strides in place,")
     with tracking_views_and_versions():
         tensor._data = view(tensor._data, *args[1:], **kwargs)
         tensor._stored_validity = None if validity is None else view(validity, *args[1:], **kwargs)

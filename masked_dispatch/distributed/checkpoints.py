@@ -112,6 +112,7 @@ def part_on_this_rank(tensor: MaskedTensor, index: MetadataIndex) -> MaskedTenso
     """Return the tensor that a save reads and a load writes: `MaskedTensor.__get_tensor_shard__`."""
     if not is_distributed(tensor):
         return tensor
+    tensor._check_no_extent("a distributed checkpoint")
     data, validity = local(tensor._data), placed_validity(tensor)
     part = wrap(data, None)
     if validity is not None:

@@ -17,6 +17,7 @@ from op_registry.records.dense import Dense
 def record_of(tensor: Tensor) -> Dense:
     """Return data and validity without autograd; a plain tensor is valid everywhere."""
     if isinstance(tensor, MaskedTensor):
+        tensor._check_no_extent("a collective")
         data = tensor._data  # avoid a new view: the data itself keeps more information, such as its known zeros
         return Dense(data.detach() if data.requires_grad else data, shared_validity(tensor))
     return Dense(tensor.detach(), None)

@@ -32,6 +32,7 @@ from masked_dispatch.tensor.messages import (
     CALLED_DIRECTLY,
     copied_mask_shared,
     deep_copied_result,
+    extent_not_carried,
     tangent_stored_otherwise,
 )
 from masked_dispatch.tensor.named_pieces import NamedPieces
@@ -51,6 +52,7 @@ from masked_dispatch.torch_internals import (
 from masked_dispatch.update_policy import Mode, current
 from op_registry import MaskedSemanticsError, registry
 from op_registry.digests import digest_of
+from op_registry.extents.factors import Extent
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.fill import fill_where_invalid
@@ -75,6 +77,8 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
     _data: Tensor
     # int8, 1 where valid, broadcastable to the data; None if every element is valid. Code reads it through `_validity`.
     _stored_validity: Tensor | None
+    # Which positions of a padded batch are there; None if all are.
+    _extent: Extent | None = None
     # The tensors (views and their base) that share this validity; None while there is only this one.
     _family: ViewFamily | None = None
     # Whether this is a view of another dtype: several of its elements share one mask element, so writes are refused.
@@ -167,6 +171,22 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         takes plain tensors.
         """
         return torch.ops.masked_dispatch.mask_like(self, other)
+
+    @property
+    def extent(self) -> Tensor | None:
+        """Which positions are there: a plain bool tensor of shape `self.shape`; None for a tensor without padding.
+
+        A position that is there and invalid is missing; see :func:`masked_dispatch.padded`.
+        """
+        return None if self._extent is None or not self._extent.factors else torch.ops.masked_dispatch.extent(self)
+
+    def without_extent(self) -> MaskedTensor:
+        """The same elements under the same mask, in which padding counts as missing; shares memory, differentiable."""
+        return torch.ops.masked_dispatch.without_extent(self)
+
+    def _check_no_extent(self, how: str) -> None:
+        if self._extent is not None:
+            raise MaskedSemanticsError(extent_not_carried(self, how))
 
     # -------------------------------------------------------------------------------------------------- storage
 
@@ -286,7 +306,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
 
     @property
     def _printed_record(self) -> AnyRecord:
-        return Dense(self._data, self._validity)
+        return Dense(self._data, self._validity, self._extent)
 
     def __format__(self, spec: str) -> str:
         """A single number as a plain tensor formats it, or ``--`` if it is invalid."""
@@ -299,6 +319,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
     @never_compiled
     def __tensor_flatten__(self) -> tuple[list[str], Context]:
         # No sizes: the graph would guard on each. The registry's version makes a replaced rule recompile.
+        self._check_no_extent("torch.compile")
         keep_functions_whole(registry.version)
         memory_exposed()  # a compiled graph may write to the data without raising its version
         if self._validity is None:
@@ -348,6 +369,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
 
     @never_compiled
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        self._check_no_extent("a pickle or a file")
         family, data = self._family, self._data
         if self._mask_is_a_copy:  # save it as an independent tensor: the file format cannot express such a view
             family, data = None, data.clone()
@@ -379,7 +401,7 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         with inference_mode_of(self):
             copied = wrap_leaf(self._data, self._stored_validity, self.requires_grad, getattr(self, "_is_param", False))
         share_storage(copied, self)
-        copied._family = family_of(self)
+        copied._family, copied._extent = family_of(self), self._extent
         copied._mask_is_a_copy = self._mask_is_a_copy
         return copied
 
@@ -388,10 +410,11 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
         stored = self._stored_validity if self._family is not None else self._validity
         stored = None if stored is None else stored.clone()
         if self._mask_is_a_copy or self._carries_transform or being_traced(self._data):
-            return wrap_leaf(self._data.clone(), stored, self.requires_grad, is_parameter)
+            copied = wrap_leaf(self._data.clone(), stored, self.requires_grad, is_parameter)
+            return with_extent(copied, self._extent)
         # As in torch, copies share memory, and validity, if the originals do.
         copied = wrap_leaf(copy.deepcopy(self._data, memo), stored, self.requires_grad, is_parameter)
-        copied._family = copy.deepcopy(self._family, memo)
+        copied._family, copied._extent = copy.deepcopy(self._family, memo), self._extent
         return copied
 
     # ------------------------------------------------------------------------------------- methods that need memory
@@ -411,6 +434,13 @@ class MaskedTensor(NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
     def is_shared(self) -> bool:
         """Whether the data lies in shared memory."""
         return self._data.is_shared()
+
+
+def with_extent(tensor: MaskedTensor, extent: Extent | None) -> MaskedTensor:
+    """The same masked tensor, which nobody else has yet, with an extent."""
+    if extent is not None:
+        tensor._extent = extent
+    return tensor
 
 
 def wrap(data: Tensor, validity: Tensor | None, requires_grad: bool = False) -> MaskedTensor:

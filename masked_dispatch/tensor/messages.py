@@ -18,6 +18,24 @@ CALLED_DIRECTLY = (
 )
 
 
+def written_through_view(target: Tensor) -> str:
+    """For a write through a view that would change which positions of the base are there."""
+    return (
+        f"what is written to a view of shape {tuple(target.shape)} has other positions than the view, and its base "
+        "cannot learn of them through it. Write into the tensor itself, x[index] = value; join steps with torch.stack; "
+        "or write value.without_extent()."
+    )
+
+
+def extent_not_carried(tensor: Tensor, how: str) -> str:
+    """For whatever would lose which positions of a padded batch are there."""
+    return (
+        f"a masked tensor of shape {tuple(tensor.shape)} knows which of its positions are there, and {how} does not "
+        "carry that yet. Pass x.without_extent(), in which padding counts as missing, and say again what is there with "
+        "masked_dispatch.padded."
+    )
+
+
 def no_such_name(
     module: str,
     name: str,

@@ -176,6 +176,7 @@ def moved(to: Callable[..., Tensor], x: MaskedTensor, *args: Any, **kwargs: Any)
     """
     if isinstance(x, SparseMaskedTensor):
         return x.to(*args, **kwargs)
+    x._check_no_extent("torchax")
     data, validity = to(x._data, *args, **kwargs), x._validity
     if (type(data) in wrappers) is isinstance(x, OnJax):
         return x.to(*args, **kwargs)

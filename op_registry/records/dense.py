@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from op_registry.records.kept import kept_with
 from op_registry.records.tracing import being_traced, may_be_read, under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.records.zeros import known_zero
+
+if TYPE_CHECKING:
+    from op_registry.extents.factors import Extent
 
 
 def valid_in_all(*records: Any) -> Tensor | None:
@@ -45,13 +48,15 @@ class Dense:
 
     data      the values, of any shape and dtype; meaningless where invalid
     validity  int8 (or bool) with data's number of dimensions, each of data's size or 1; None if all are valid
+    extent    which positions of a padded batch are there (op_registry.extents); rules need not return it
     """
 
-    __slots__ = ("data", "validity")
+    __slots__ = ("data", "extent", "validity")
 
-    def __init__(self, data: Tensor, validity: Tensor | None = None) -> None:
+    def __init__(self, data: Tensor, validity: Tensor | None = None, extent: Extent | None = None) -> None:
         self.data = data
         self.validity = validity
+        self.extent = extent
 
     def __repr__(self) -> str:
         mask = "all valid" if self.validity is None else f"valid={as_bool(self.validity)!r}"

@@ -23,6 +23,7 @@ FLOORS = {
         ("autocast", "bound", "resolve"),
         ("sparse",),
         ("laws",),
+        ("extents",),
         ("authoring",),
         ("ops",),
         ("windows",),

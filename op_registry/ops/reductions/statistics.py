@@ -88,7 +88,8 @@ def quantile(
 
     valid = as_int8(order.count > 0).expand(values.shape)
     validity = valid if levels.validity is None else valid & as_int8(levels.validity).reshape(-1)
-    return Dense(*(as_returned(t, keepdim_sizes, keepdim, dim, levels.ndim) for t in (values, validity)))
+    values, validity = [as_returned(t, keepdim_sizes, keepdim, dim, levels.ndim) for t in (values, validity)]
+    return Dense(values, validity)
 
 
 def as_returned(values: Tensor, keepdim_sizes: list[int], keepdim: bool, dim: int | None, q_ndim: int) -> Tensor:

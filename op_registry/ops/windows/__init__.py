@@ -9,6 +9,7 @@ Law: each result is computed from the valid elements of its window; a window wit
     crops          the bounding boxes of samples, and their windows
     interpolation  resizing: nearest, linear, bicubic, antialiased
     grid_sampling  grid_sample
+    samples        padding and interpolation of tensors that know which positions are there
     sparse         nearest-neighbour interpolation on sparse storage
     backward       torch's gradient formulas, called by hand
 """
@@ -22,6 +23,7 @@ from op_registry.ops.windows import (
     lp_pooling,
     padding,
     pooling,
+    samples,
     sparse,
 )
 
@@ -34,5 +36,6 @@ __all__ = [
     "lp_pooling",
     "padding",
     "pooling",
+    "samples",
     "sparse",
 ]

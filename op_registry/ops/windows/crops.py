@@ -13,7 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from op_registry.authoring import Dense, Number, aligned_validity, as_bool
+from op_registry.authoring import (
+    Dense,
+    Factor,
+    MaskedSemanticsError,
+    Number,
+    aligned_validity,
+    along_dim,
+    as_bool,
+    as_int8,
+    as_positions,
+    factors_of,
+    with_factors,
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,12 @@ class Crop:
 
 
 def crops(x: Dense, spatial: int) -> list[Crop]:
-    """The box of each sample of (N, C, *spatial), over all channels, by dimension; (C, *spatial) is one sample."""
+    """The box of each sample of (N, C, *spatial), over all channels, by dimension; (C, *spatial) is one sample.
+
+    The box of a tensor that knows which positions are there is that of these; of others, of the valid elements.
+    """
+    if x.extent is not None:
+        return [crop_of_extent(x, x.ndim - spatial + d, size) for d, size in enumerate(x.shape[-spatial:])]
     valid = aligned_validity(x)
     assert valid is not None
     sizes = x.shape[-spatial:]
@@ -49,6 +66,48 @@ def crops(x: Dense, spatial: int) -> list[Crop]:
         last = torch.where(along, index, -1).amax(1)
         boxes.append(Crop(torch.where(last < 0, 0, first), torch.where(last < 0, 0, last - first + 1), size))
     return boxes
+
+
+def crop_of_extent(x: Dense, dim: int, size: int) -> Crop:
+    """The positions that are there along one dimension, which follow one another."""
+    there = along_dim(x, dim)
+    if there is None:
+        everywhere = torch.zeros(1, dtype=torch.int64, device=x.device)
+        return Crop(everywhere, everywhere + size, size)
+    along = as_bool(there).movedim(dim, -1)
+    if any(s != 1 for s in along.shape[1:-1]) or (along.shape[0] != 1 and dim == 0):
+        raise MaskedSemanticsError(
+            f"windows along dimension {dim} of a tensor of shape {tuple(x.shape)}: which positions of it are there "
+            "depends on other dimensions than the first one, so that the samples are no boxes. Treat what is not there "
+            "as missing values instead, x.without_extent()."
+        )
+    along = along.reshape(-1, size)
+    index = torch.arange(size, device=x.device)
+    if not size:
+        return Crop(along.sum(1), along.sum(1), size)
+    first = torch.where(along, index, size).amin(1)
+    last = torch.where(along, index, -1).amax(1)
+    return Crop(torch.where(last < 0, 0, first), torch.where(last < 0, 0, last - first + 1), size)
+
+
+def cropped_result(data: Tensor, along: Along, x: Dense, valid: Tensor | None) -> Dense:
+    """A result of windows over crops, valid as `crop_validity` says, with the extent of the crops' results."""
+    validity = as_int8(crop_validity(along, x, valid))
+    if x.extent is None:
+        return Dense(data, validity)
+    spatial = len(along)
+    lead = x.ndim - spatial
+    factors = [f for f in factors_of(x) if all(f.along[lead + d] is None for d in range(spatial))]
+    for d, (window, box) in enumerate(along):
+        known = [f.along for f in factors_of(x) if f.along[lead + d] is not None]
+        if known:
+            there = window.of_crop(box)
+            shape = [1] * x.ndim
+            shape[0 if lead > 1 else lead + d], shape[lead + d] = there.shape[0], there.shape[1]
+            factors.append(
+                Factor(known[0], as_int8(there).reshape(shape)).knowing(lead + d, as_positions(known[0][lead + d]))
+            )
+    return with_factors(Dense(data, validity), factors, padded=False, grows=False)
 
 
 def per_sample(along: Sequence[Tensor], x: Dense) -> Tensor:

@@ -26,6 +26,7 @@ from op_registry.authoring import (
     CONTRACTION,
     MOVEMENT,
     POOLING,
+    WITHIN_SAMPLES,
     Dense,
     MaskedSemanticsError,
     Rule,
@@ -36,6 +37,8 @@ from op_registry.authoring import (
     map_tensors,
     masked_rule,
     packet_name,
+    with_factors,
+    without,
 )
 from op_registry.ops.windows import convolution, pooling
 from op_registry.ops.windows.convolution import per_dim
@@ -44,7 +47,7 @@ from op_registry.ops.windows.crops import (
     Geometry,
     TransposedGeometry,
     adaptive_bins,
-    crop_validity,
+    cropped_result,
     crops,
     gather_bins,
     per_sample,
@@ -60,6 +63,12 @@ def when_padding(rule: Rule) -> Rule:
     """For `masked_rule`: the rule is not registered; it waits for the overlay."""
     RULES.append(rule)
     return rule
+
+
+def within_samples(rule: Rule) -> Rule:
+    """The same, for a rule that also runs where windows meet an extent."""
+    WITHIN_SAMPLES.update(dict.fromkeys(rule.ops, rule))
+    return when_padding(rule)
 
 
 # --------------------------------------------------------------------------------------------------------- convolutions
@@ -80,9 +89,9 @@ def cropped(
         return convolve(bias)
     result = convolve(None if bias is None else Dense(bias.filled(0)))
     along = list(zip(windows(result.shape[-spatial:]), crops(x, spatial), strict=True))
-    valid = crop_validity(along, x, result.validity)
     per_channel = None if bias is None or bias.validity is None else bias.validity.reshape(-1, *[1] * spatial)
-    return Dense(result.data, intersect(as_int8(valid), per_channel))
+    found = cropped_result(result.data, along, x, result.validity)
+    return Dense(found.data, intersect(found.validity, per_channel), found.extent)
 
 
 def convolution_windows(
@@ -109,7 +118,7 @@ def transposed_windows(
 
 
 @masked_rule(
-    *convolution.conv.ops, *convolution.conv_padding.ops, category=CONTRACTION, takes_op=True, register=when_padding
+    *convolution.conv.ops, *convolution.conv_padding.ops, category=CONTRACTION, takes_op=True, register=within_samples
 )
 def conv(
     op: OpOverload,
@@ -133,7 +142,7 @@ def conv(
     return cropped(convolve, input, bias, weight.ndim - 2, windows)
 
 
-@masked_rule(*convolution.conv_transpose.ops, category=CONTRACTION, takes_op=True, register=when_padding)
+@masked_rule(*convolution.conv_transpose.ops, category=CONTRACTION, takes_op=True, register=within_samples)
 def conv_transpose(
     op: OpOverload,
     input: Dense,
@@ -154,7 +163,7 @@ def conv_transpose(
     return cropped(convolve, input, bias, weight.ndim - 2, windows)
 
 
-@masked_rule(*convolution.convolution.ops, category=CONTRACTION, takes_op=True, register=when_padding)
+@masked_rule(*convolution.convolution.ops, category=CONTRACTION, takes_op=True, register=within_samples)
 def any_convolution(
     op: OpOverload,
     input: Dense,
@@ -184,7 +193,7 @@ def any_convolution(
     return cropped(convolve, input, bias, weight.ndim - 2, convolution_windows(weight, stride, padding, dilation))
 
 
-@masked_rule(aten.conv_tbc.default, category=CONTRACTION, register=when_padding)
+@masked_rule(aten.conv_tbc.default, category=CONTRACTION, register=within_samples)
 def conv_tbc(self: Dense, weight: Dense, bias: Dense, pad: int = 0) -> Dense:
     """Time, batch, channel: conv1d with dimensions in another order (weight: taps, in, out)."""
     x, filter = convolution.permuted(self, (1, 2, 0)), convolution.permuted(weight, (2, 1, 0))
@@ -208,7 +217,7 @@ def pooling_windows(
     ]
 
 
-@masked_rule(*pooling.avg_pool1d.ops, *pooling.avg_pool2d.ops, category=POOLING, takes_op=True, register=when_padding)
+@masked_rule(*pooling.avg_pool1d.ops, *pooling.avg_pool2d.ops, category=POOLING, takes_op=True, register=within_samples)
 def avg_pool(
     op: OpOverload,
     self: Dense,
@@ -230,10 +239,12 @@ def avg_pool(
     boxes = crops(self, spatial)
     windows = pooling_windows(kernel_size, stride, padding, ceil_mode, valid_share.shape[-spatial:])
     along = list(zip(windows, boxes, strict=True))
-    validity = as_int8(crop_validity(along, self, valid_share != 0))
+    found = cropped_result(valid_share, along, self, valid_share != 0)
+    validity = found.validity
+    assert validity is not None
     if divisor_override is not None:
         result: Dense = pooling.avg_pool2d.run(op, self, *arguments, divisor_override)
-        return Dense(result.data, validity)
+        return Dense(result.data, validity, found.extent)
     # The kernel divides by the number of the window's elements in the batch, plus the batch's padding if that counts.
     batch = [Crop(box.start.new_zeros(1), box.start.new_full((1,), box.size), box.size) for box in boxes]
     counted = Geometry.with_padding if count_include_pad else Geometry.elements
@@ -247,10 +258,10 @@ def avg_pool(
     mean = data * divisor / torch.where(as_bool(validity), count, 1).to(mask.dtype)
     if not self.dtype.is_floating_point:
         mean = whole(mean)
-    return Dense(mean.to(self.dtype), validity)
+    return Dense(mean.to(self.dtype), validity, found.extent)
 
 
-@masked_rule(*pooling.max_pool.ops, category=POOLING, takes_op=True, register=when_padding)
+@masked_rule(*pooling.max_pool.ops, category=POOLING, takes_op=True, register=within_samples)
 def max_pool(
     op: OpOverload,
     self: Dense,
@@ -274,11 +285,19 @@ def max_pool(
     assert first.validity is not None
     windows = pooling_windows(kernel_size, stride, padding, ceil_mode, first.shape[-spatial:], dilation)
     along = list(zip(windows, crops(self, spatial), strict=True))
-    valid = as_int8(crop_validity(along, self, first.validity))
-    return Dense(result.data, valid) if isinstance(result, Dense) else tuple(Dense(r.data, valid) for r in result)
+
+    def cropped_to(result: Dense) -> Dense:
+        return cropped_result(result.data, along, self, first.validity)
+
+    return cropped_to(result) if isinstance(result, Dense) else tuple(cropped_to(r) for r in result)
 
 
-@masked_rule(*pooling.adaptive_avg_pool.ops, category=POOLING, takes_op=True, register=when_padding)
+def in_bins(data: Tensor, x: Dense, validity: Tensor, spatial: int) -> Dense:
+    """A result of adaptive pooling, whose bins are all there."""
+    return with_factors(Dense(data, validity), without(x, range(x.ndim - spatial, x.ndim)), padded=False, grows=False)
+
+
+@masked_rule(*pooling.adaptive_avg_pool.ops, category=POOLING, takes_op=True, register=within_samples)
 def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
     """The mean of the valid elements of each bin of the sample's box."""
     spatial = spatial_dims(op)
@@ -297,10 +316,10 @@ def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
         mean, count = mean.squeeze(0), count.squeeze(0)
     if not self.dtype.is_floating_point:
         mean = whole(mean)
-    return Dense(mean.to(self.dtype), as_int8(count > 0))
+    return in_bins(mean.to(self.dtype), self, as_int8(count > 0), spatial)
 
 
-@masked_rule(*pooling.adaptive_max_pool.ops, category=POOLING, takes_op=True, register=when_padding)
+@masked_rule(*pooling.adaptive_max_pool.ops, category=POOLING, takes_op=True, register=within_samples)
 def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> tuple[Dense, Dense]:
     """The greatest valid element of each bin of the sample's box, and its index in a plane of the batch."""
     spatial = spatial_dims(op)
@@ -320,7 +339,7 @@ def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> tuple[
     if self.ndim == spatial + 1:
         data, position, valid = data.squeeze(0), position.squeeze(0), valid.squeeze(0)
     validity = as_int8(valid > 0)
-    return Dense(data, validity), Dense(position, validity)
+    return in_bins(data, self, validity, spatial), in_bins(position, self, validity, spatial)
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

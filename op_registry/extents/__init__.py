@@ -1,0 +1,14 @@
+"""Extents: which positions of a padded batch are there.
+
+Padding is no unknown value of a sample; it is not there. A record may carry, beside its validity, an *extent*: a
+conjunction of *factors*, each a boolean that depends on some dimensions and numbers positions along some of these. What
+becomes of it in a call follows from the dimensions that the operator's rule states, here and in no rule.
+
+    factors    factors and extents; what is known of each dimension
+    follow     the extents of a call's results
+    combine    factors that meet in one result
+    regroup    dimensions that are merged and split
+    slices     views that leave positions out
+    joins      operands one behind the other
+    samples    calls that act within each sample: flip, roll, gather to the front
+"""

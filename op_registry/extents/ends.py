@@ -1,0 +1,18 @@
+"""Ends of a batch that callers may take for ends of samples: whoever shows warnings is told here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# Called with the text of a warning; masked_dispatch shows it at the caller's line.
+listeners: list[Callable[[str], None]] = []
+
+
+def batch_end(call: str, instead: str) -> None:
+    """A view shows an end of the batch along a dimension that numbers positions of samples."""
+    text = (
+        f"{call} is the batch's end, where shorter samples have padding. {instead} has each sample's own; "
+        "x.without_extent() says that the batch's is meant."
+    )
+    for tell in listeners:
+        tell(text)

@@ -1,0 +1,193 @@
+"""Factors of an extent, and what is known of each dimension without reading a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from op_registry.records.dense import Dense
+from op_registry.records.validity import as_bool, as_int8, intersect
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A dimension whose indices are samples, or whatever else a boolean depends on that has no order of its own."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """A dimension that numbers the positions of samples.
+
+    contiguous  whether a sample's positions follow one another
+    from_start  whether they begin at index 0
+    parts       after a join: the size of each part, and what was known of it (None: it is there everywhere)
+    """
+
+    contiguous: bool = True
+    from_start: bool = True
+    parts: tuple[tuple[int, Along], ...] = ()
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether each sample's positions are the first ones."""
+        return self.contiguous and self.from_start
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A dimension that is merged of several: the size of each, outermost first, and what was known of it."""
+
+    parts: tuple[tuple[int, Along], ...]
+
+
+# What is known of a dimension; None: the factor does not depend on it.
+Along = Samples | Positions | Merged | None
+SAMPLES, PREFIX, SCATTERED = Samples(), Positions(), Positions(contiguous=False, from_start=False)
+
+
+def numbers_positions(along: Along) -> bool:
+    """Whether indices of the dimension, or of a part of it, are positions."""
+    if isinstance(along, Merged):
+        return any(numbers_positions(part) for _, part in along.parts)
+    return isinstance(along, Positions)
+
+
+def is_prefix(along: Along) -> bool:
+    """Whether each sample's positions are known to be the first ones."""
+    return isinstance(along, Positions) and along.is_prefix
+
+
+def as_positions(along: Along) -> Along:
+    """A dimension merged of positions and of what lies within each of them: it numbers positions as well."""
+    if isinstance(along, Merged):
+        first, *rest = [part for size, part in along.parts if not (part is None and size == 1)] or [None]
+        if isinstance(first, Positions) and not any(part is not None for part in rest):
+            return Positions(first.contiguous, first.from_start)
+    return along
+
+
+def without_order(along: Along) -> Along:
+    """What is known of a dimension whose elements have been taken in another order."""
+    return SCATTERED if numbers_positions(along) else None if along is None else SAMPLES
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A boolean that says which positions are there.
+
+    along  what is known of each dimension of the tensor
+    there  int8 with as many dimensions, of size 1 where the factor does not depend on one; None: what is valid is there
+    """
+
+    along: tuple[Along, ...]
+    there: Tensor | None = None
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The dimensions whose positions it numbers."""
+        return tuple(d for d, along in enumerate(self.along) if numbers_positions(along))
+
+    @property
+    def depends(self) -> tuple[int, ...]:
+        return tuple(d for d, along in enumerate(self.along) if along is not None)
+
+    def knowing(self, dim: int, along: Along) -> Factor:
+        """The same boolean, of which something else is known along a dimension."""
+        return replace(self, along=(*self.along[:dim], along, *self.along[dim + 1 :]))
+
+
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """Which positions are there: those that every factor has.
+
+    is_mask  whether what is valid is there and nothing else is: a batch that is padded and has no missing values.
+             (Without factors: what is invalid has been reduced from samples of length 0.)
+    """
+
+    factors: tuple[Factor, ...]
+    is_mask: bool
+
+    @property
+    def known(self) -> tuple[tuple[Along, ...], ...]:
+        """All that is known without reading a tensor."""
+        return tuple(factor.along for factor in self.factors)
+
+    def numbers(self, dim: int) -> bool:
+        """Whether `dim` (not negative) numbers positions."""
+        return any(numbers_positions(factor.along[dim]) for factor in self.factors)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The dimensions that number positions."""
+        return tuple(sorted({d for factor in self.factors for d in factor.positions}))
+
+
+def factors_of(record: Dense) -> tuple[Factor, ...]:
+    """The factors of a record's extent, each with its boolean; none where it has no extent."""
+    extent = record.extent
+    if extent is None:
+        return ()
+    return tuple(f if f.there is not None else replace(f, there=_as_factor(record, f.along)) for f in extent.factors)
+
+
+def _as_factor(record: Dense, along: Sequence[Along]) -> Tensor:
+    """The validity of a record, of size 1 where `along` does not depend on a dimension."""
+    validity = record.validity
+    if validity is None:  # an empty tensor, or a batch without padding
+        shape = [1 if a is None else s for a, s in zip(along, record.shape, strict=True)]
+        return torch.ones(shape, dtype=torch.int8, device=record.device)
+    return narrowed(as_int8(validity), along)
+
+
+def narrowed(there: Tensor, along: Sequence[Along]) -> Tensor:
+    """A boolean of full size as a factor has it: of size 1 where it does not depend on a dimension."""
+    for dim, known in enumerate(along):
+        if known is None and there.shape[dim] != 1:
+            # (all of its elements are equal; of none, everything can be said)
+            there = there.narrow(dim, 0, 1) if there.shape[dim] else there.new_ones(_with(there.shape, dim, 1))
+    return there
+
+
+def _with(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    return [size if d == dim else s for d, s in enumerate(shape)]
+
+
+def conjunction(factors: Sequence[Factor]) -> Tensor | None:
+    """Where every factor is; int8 that broadcasts to the tensor; None without factors."""
+    there: Tensor | None = None
+    for factor in factors:
+        there = intersect(there, factor.there)
+    return there
+
+
+def there(record: Dense) -> Tensor:
+    """bool of the record's shape: which positions are there."""
+    found = conjunction(factors_of(record))
+    if found is None:
+        return torch.ones(record.shape, dtype=torch.bool, device=record.device)
+    return as_bool(found).expand(record.shape)
+
+
+def along_dim(record: Dense, dim: int) -> Tensor | None:
+    """int8: which indices of `dim` are positions that are there, by those factors that depend on it; None: all are."""
+    return conjunction([f for f in factors_of(record) if f.along[dim] is not None])
+
+
+def extent_of(factors: Sequence[Factor], is_mask: bool) -> Extent | None:
+    """The extent of these factors, whose boolean is the mask itself where only one is and `is_mask`."""
+    if not factors and not is_mask:
+        return None
+    if is_mask and len(factors) == 1:
+        return Extent((replace(factors[0], there=None),), True)
+    return Extent(tuple(factors), is_mask)
+
+
+def padded(record: Dense, along: tuple[Along, ...], extent: Tensor | None = None) -> Dense:
+    """The record with an extent: its validity, or `extent` (int8, broadcastable), of which `along` is known."""
+    if extent is None:
+        return Dense(record.data, record.validity, Extent((Factor(along),), is_mask=True))
+    factor = Factor(along, narrowed(extent.expand(record.shape), along))
+    return Dense(record.data, record.validity, Extent((factor,), is_mask=False))

@@ -1,0 +1,161 @@
+"""The extents of a call's results, from those of its operands and the dimensions that its rule states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from op_registry.bound import Bound
+from op_registry.dimensions import Dimension, Label, Labels
+from op_registry.errors import MaskedSemanticsError
+from op_registry.extents.combine import combined
+from op_registry.extents.factors import (
+    Factor,
+    conjunction,
+    extent_of,
+    factors_of,
+)
+from op_registry.extents.regroup import carried
+from op_registry.records.dense import Dense
+from op_registry.records.dims import known_to_hold
+from op_registry.records.validity import intersect
+
+# Roles of dimensions along which a result is valid only where its operands are.
+_KEEPING = frozenset({"each", "scanned", "contracted", "reduced", "parameter"})
+
+
+def records_of(call: Bound) -> dict[str, Dense]:
+    """The records among a call's tensors, by name."""
+    return {name: t for name, t in call.tensors.items() if isinstance(t, Dense)}
+
+
+def only_padded(records: Mapping[str, Dense]) -> bool:
+    """Whether what is valid in every operand is what is there."""
+    return all(r.validity is None if r.extent is None else r.extent.is_mask for r in records.values())
+
+
+def sizes_of(call: Bound, labels: Labels) -> dict[Label, int]:
+    """The size of each label."""
+    sizes = {**labels.sizes}
+    for name, tensor in call.tensors.items():
+        for dim, size in zip(labels.operands.get(name, ()), tensor.shape, strict=False):
+            if not isinstance(dim, tuple) and (dim not in sizes or known_to_hold(sizes[dim] == 1)):
+                sizes[dim] = size
+    return sizes
+
+
+def role_at(labels: Labels, dims: Sequence[Dimension], dim: int) -> str | None:
+    """What the operator does along a dimension of an operand."""
+    return labels.role_of(dims[dim])
+
+
+def roles_of_positions(call: Bound, labels: Labels) -> set[str | None]:
+    """What the operator does along dimensions that number positions of an operand."""
+    return {
+        role_at(labels, labels.operands[name], d)
+        for name, record in records_of(call).items()
+        if record.extent is not None
+        for d in record.extent.positions
+    }
+
+
+def followed(call: Bound, labels: Labels, result: Any) -> Any:
+    """The results of a call whose dimensions are batch, worked along, or gone, with their extents."""
+    records = records_of(call)
+    given = {name: factors_of(record) for name, record in records.items() if record.extent is not None}
+    sizes, padded, whole = sizes_of(call, labels), only_padded(records), there_says_all(records)
+    grows = not _KEEPING.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
+
+    def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
+        if not isinstance(record, Dense):
+            return record
+        operands = [
+            [f for f in _carried(factors, labels.operands[name], dims, sizes, records[name], record) if f is not None]
+            for name, factors in given.items()
+        ]
+        return with_factors(record, combined(operands, call.rule.name), padded, grows, whole)
+
+    return for_each_result(result, labels.results, of_result)
+
+
+def _carried(
+    factors: Sequence[Factor],
+    operand: Sequence[Dimension],
+    dims: Sequence[Dimension],
+    sizes: Mapping[Label, int],
+    record: Dense,
+    result: Dense,
+) -> list[Factor | None]:
+    known = dict(zip(dims, result.shape, strict=False))
+    broadcast: frozenset[Any] = frozenset(
+        dim
+        for dim, size in zip(operand, record.shape, strict=True)
+        if known_to_hold(size == 1) and dim in known and not known_to_hold(known[dim] == 1)
+    )
+    return [carried(factor, operand, dims, sizes, broadcast) for factor in factors]
+
+
+def _has_empty(labels: Labels, sizes: Mapping[Label, int]) -> bool:
+    """Whether a dimension that is gone may have no elements: a result is then valid that has no operand."""
+    return any(
+        role in ("contracted", "reduced") and not known_to_hold(sizes.get(label, 1) != 0)
+        for label, role in labels.roles.items()
+    )
+
+
+def there_says_all(records: Mapping[str, Dense]) -> bool:
+    """Whether factors say of each operand what is valid (not so what was reduced from samples of length 0)."""
+    return all(r.validity is None or (r.extent is not None and r.extent.factors) for r in records.values())
+
+
+def with_factors(
+    record: Dense, factors: Sequence[Factor], padded: bool, grows: bool = True, whole: bool = False
+) -> Dense:
+    """A result with the extent of these factors.
+
+    padded  whether all of its operands are valid where they are there
+    grows   whether the result may be valid where it is not there
+    whole   whether a padded result is valid wherever it is there
+    """
+    if not factors and not padded:
+        return record
+    validity = record.validity
+    if grows:
+        everywhere = conjunction(factors)
+        validity = everywhere if padded and whole and factors else intersect(validity, everywhere)
+    return Dense(record.data, validity, extent_of(factors, padded))
+
+
+def for_each_result(result: Any, dims: Sequence[Any], change: Callable[[Any, Any], Any]) -> Any:
+    """`change` of each result and its dimensions."""
+    if isinstance(result, (list, tuple)):
+        changed = [change(r, d) for r, d in zip(result, dims, strict=True)]
+        return type(result)(changed) if type(result) in (list, tuple) else type(result)(*changed)
+    return change(result, dims[0])
+
+
+def refuse(call: Bound, why: str) -> MaskedSemanticsError:
+    """The error for a call that has no meaning where operands know which positions are there."""
+    shapes = ", ".join(
+        f"`{name}` of shape {tuple(r.shape)}" for name, r in records_of(call).items() if r.extent is not None
+    )
+    return MaskedSemanticsError(
+        f"{call.rule.name}: {why} ({shapes} knows which of its positions are there). Treat what is not there as "
+        "missing values instead, x.without_extent(); or apply it to each sample before they are padded to a batch."
+    )
+
+
+def depends_at(call: Bound, labels: Labels, role: str) -> bool:
+    """Whether a factor of an operand depends on a dimension along which the operator does this."""
+    return any(
+        factor.along[d] is not None and labels.role_of(dim) == role
+        for name, record in records_of(call).items()
+        if record.extent is not None
+        for factor in record.extent.factors
+        for d, dim in enumerate(labels.operands[name])
+    )
+
+
+def without(record: Dense, dims: Sequence[int]) -> tuple[Factor, ...]:
+    """The factors of a record that depend on none of these dimensions."""
+    return tuple(f for f in factors_of(record) if all(f.along[d] is None for d in dims))

@@ -1,0 +1,184 @@
+"""Dimensions that are merged and split: what is known of the parts, and how a boolean moves to other dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
+
+from torch import Tensor
+
+from op_registry.dimensions import Dimension, Label, atoms
+from op_registry.extents.factors import (
+    SAMPLES,
+    SCATTERED,
+    Along,
+    Factor,
+    Merged,
+    narrowed,
+    numbers_positions,
+)
+from op_registry.records.broadcast import reshape_validity
+from op_registry.records.validity import as_int8
+
+# What is known along each label.
+Known = dict[Label, Along]
+
+
+def carried(
+    factor: Factor,
+    operand: Sequence[Dimension],
+    result: Sequence[Dimension],
+    sizes: Mapping[Label, int],
+    broadcast: frozenset[Label] = frozenset(),
+) -> Factor | None:
+    """A factor of an operand with these dimensions, as a factor of a result with those.
+
+    A dimension that the result does not have leaves no trace, and a factor without any other position is gone. A factor
+    does not depend on the labels of `broadcast`, along which the operand has size 1 and the result more.
+    """
+    known = known_of(factor, operand, sizes)
+    kept = {a for dim in result for a in atoms(dim)}
+    gone = [a for a, along in known.items() if along is not None and a not in kept]
+    positions = [a for a, along in known.items() if numbers_positions(along)]
+    if positions and all(a in gone for a in positions):
+        return None
+    known |= dict.fromkeys(broadcast & known.keys(), None)
+    along = tuple(_along_of(dim, known, sizes) for dim in result)
+    if not any(a is not None for a in along):
+        return None
+    there = None if factor.there is None else _moved(factor.there, operand, result, known, sizes)
+    return Factor(along, there)
+
+
+def known_of(factor: Factor, operand: Sequence[Dimension], sizes: Mapping[Label, int]) -> Known:
+    """What a factor knows along each label of an operand's dimensions."""
+    known: Known = {}
+    for along, dim in zip(factor.along, operand, strict=True):
+        parts = atoms(dim)
+        known |= {parts[0]: along} if len(parts) == 1 else split(along, parts, sizes)
+    return known
+
+
+def split(along: Along, parts: Sequence[Label], sizes: Mapping[Label, int]) -> Known:
+    """What is known of the parts that a dimension is split into: as before, if the split undoes a merge."""
+    if isinstance(along, Merged):
+        known: Known = {}
+        left = list(along.parts)
+        for part in parts:
+            taken: list[tuple[int, Along]] = []
+            while left and (not taken or math.prod(s for s, _ in taken) < sizes[part]):
+                taken.append(left.pop(0))
+            if math.prod(s for s, _ in taken) != sizes[part]:
+                break
+            known[part] = taken[0][1] if len(taken) == 1 else _merged(taken)
+        else:
+            if not left:
+                return known
+    unordered = SCATTERED if numbers_positions(along) else None if along is None else SAMPLES
+    return dict.fromkeys(parts, unordered)
+
+
+def _merged(parts: Sequence[tuple[int, Along]]) -> Along:
+    return Merged(tuple(parts)) if any(along is not None for _, along in parts) else None
+
+
+def _along_of(dim: Dimension, known: Known, sizes: Mapping[Label, int]) -> Along:
+    parts = atoms(dim)
+    if len(parts) == 1:
+        return known.get(parts[0])
+    flat: list[tuple[int, Along]] = []
+    for part in parts:
+        along = known.get(part)
+        flat += along.parts if isinstance(along, Merged) else [(sizes[part], along)]
+    return _merged(flat)
+
+
+def _moved(
+    there: Tensor, operand: Sequence[Dimension], result: Sequence[Dimension], known: Known, sizes: Mapping[Label, int]
+) -> Tensor:
+    """A boolean that is moved from the dimensions of an operand to those of a result."""
+    if tuple(operand) == tuple(result) and not any(a in known and known[a] is None for a in _wide(there, operand)):
+        return there
+    labels = [a for dim in operand for a in atoms(dim)]
+    shape: list[int] = []
+    for size, dim in zip(there.shape, operand, strict=True):
+        parts = atoms(dim)
+        shape += [1] * len(parts) if size == 1 else [size] if len(parts) == 1 else [sizes[a] for a in parts]
+    there = narrowed(there.reshape(shape), [known.get(a) for a in labels])
+    order = [a for dim in result for a in atoms(dim)]
+    gone = [n for n, a in enumerate(labels) if a not in order and there.shape[n] != 1]
+    if gone:
+        there = as_int8(there.amax(gone, keepdim=True) if there.numel() else there.any(gone[0], keepdim=True))
+    places = [labels.index(a) for a in order if a in labels and a is not None]
+    rest = [n for n in range(len(labels)) if n not in places]
+    there = there.permute([*places, *rest])
+    have = iter(there.shape)
+    there = there.reshape([next(have) if a in labels and a is not None else 1 for a in order])
+    if len(order) == len(result):
+        return there
+    wide = [
+        sizes[a] if len(atoms(dim)) > 1 and any(known.get(b) is not None for b in atoms(dim)) else size
+        for dim, a, size in zip([dim for dim in result for _ in atoms(dim)], order, there.shape, strict=True)
+    ]
+    there, widths = there.expand(wide), iter(wide)
+    return there.reshape([math.prod(next(widths) for _ in atoms(dim)) for dim in result])
+
+
+def _wide(there: Tensor, operand: Sequence[Dimension]) -> list[Label]:
+    return [a for size, dim in zip(there.shape, operand, strict=True) if size != 1 for a in atoms(dim)]
+
+
+# ------------------------------------------------------------------------------------------------------- other sizes
+
+Part = tuple[int, Along]
+
+
+def reshaped(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Factor:
+    """A factor of a tensor of `shape` whose elements get the sizes of `size`, in order."""
+    parts = [p for s, a in zip(shape, factor.along, strict=True) for p in (a.parts if _splits(a, s) else [(s, a)])]
+    along = _alongs(parts, size)
+    there = None if factor.there is None else narrowed(reshape_validity(factor.there, shape, size), along)
+    return Factor(tuple(along), there)
+
+
+def _splits(along: Along, size: int) -> TypeGuard[Merged]:
+    return isinstance(along, Merged) and math.prod(s for s, _ in along.parts) == size
+
+
+def _alongs(parts: Sequence[Part], size: Sequence[int]) -> list[Along]:
+    """What is known of dimensions of these sizes, of parts in the same order."""
+    found: list[Along] = []
+    left = list(parts)
+    n = 0
+    while n < len(size):
+        if size[n] == 1 and (not left or left[0][0] != 1):
+            found.append(None)
+            n += 1
+            continue
+        taken, m = ([left.pop(0)] if left else []), n + 1
+        while (product := math.prod(s for s, _ in taken)) != (wanted := math.prod(size[n:m])):
+            if product < wanted and left:
+                taken.append(left.pop(0))
+            elif m < len(size):
+                m += 1
+            else:
+                break
+        # What has size 1 belongs to the next dimension of size 1, or else to this one.
+        while left and left[0][0] == 1 and not (m < len(size) and size[m] == 1):
+            taken.append(left.pop(0))
+        if m == len(size):
+            taken, left = taken + left, []
+        found += _of_group(taken, m - n)
+        n = m
+    return found
+
+
+def _of_group(parts: Sequence[Part], dims: int) -> list[Along]:
+    """What is known of dimensions that have as many elements as these parts."""
+    if dims == 1:
+        told = [p for p in parts if not (p[0] == 1 and p[1] is None)] or parts
+        return [told[0][1] if len(told) == 1 else _merged(told)]
+    if all(along is None for _, along in parts):
+        return [None] * dims
+    return [SCATTERED if any(numbers_positions(along) for _, along in parts) else SAMPLES] * dims

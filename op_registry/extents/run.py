@@ -1,0 +1,70 @@
+"""Run a rule where operands have extents: the results get theirs, or the call is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._ops import OpOverload
+
+from op_registry.bound import Bound
+from op_registry.dimensions import AtIndices, Indexed, Joined, Labels, OfSizes, Reshaped, View
+from op_registry.extents import indices, joins, samples, slices
+from op_registry.extents.follow import depends_at, followed, refuse, roles_of_positions
+from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY
+from op_registry.laws.whole_slices import WHOLE_SLICES
+from op_registry.rule import Rule, Run
+
+# Runs a call with the labels of its dimensions, and gives the results their extents.
+Follower = Callable[[Bound, Labels, Run], Any]
+
+
+def run_with_extents(run: Run, rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """The results of a rule's run, with the extents that follow from the operands'.
+
+    Raises MaskedSemanticsError where this is not certain.
+    """
+    call = Bound.of(rule, op, args, kwargs)
+    if rule.category is QUERY or isinstance(rule.dims, OfSizes):
+        return run(*args, **kwargs)
+    labels = call.labels
+    if labels is None:
+        dims = rule.dims
+        why = "its rule does not state its dimensions" if dims is None else f"of its dimensions, {dims}"
+        raise refuse(call, why)
+    return _follower(call, labels)(call, labels, run)
+
+
+def _follower(call: Bound, labels: Labels) -> Follower:
+    """What runs the call: it depends on what the operator does along dimensions that matter to an extent."""
+    dims, category = call.rule.dims, call.rule.category
+    roles = roles_of_positions(call, labels)
+    if category is CHOICE:
+        return samples.chosen
+    if category is ASSIGNMENT:
+        return indices.written
+    if isinstance(dims, Joined):
+        return joins.joined
+    if isinstance(dims, (Indexed, AtIndices)):
+        return indices.looked_up
+    if isinstance(dims, Reshaped):
+        return samples.reshaped
+    if isinstance(dims, View) and depends_at(call, labels, "selected"):
+        return slices.selected
+    if depends_at(call, labels, "moved"):
+        return samples.moved
+    if depends_at(call, labels, "front"):
+        return samples.sorted_to_the_front
+    if "window" in roles:
+        if call.rule.name.startswith("unfold"):
+            return slices.unfolded
+        return samples.windowed
+    if category is WHOLE_SLICES and roles - {None}:
+        raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")
+    if roles & {"parameter", "indexed", "selected"}:
+        raise refuse(call, "it may read positions of other samples")
+    return _ordinary
+
+
+def _ordinary(call: Bound, labels: Labels, run: Run) -> Any:
+    return followed(call, labels, call.applied(run))

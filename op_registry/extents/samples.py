@@ -1,0 +1,265 @@
+"""Calls that act within each sample where they would act on the batch: flip, roll, sort, windows; and choices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.bound import Bound
+from op_registry.dimensions import Labels
+from op_registry.extents import regroup
+from op_registry.extents.combine import combined
+from op_registry.extents.factors import (
+    PREFIX,
+    SAMPLES,
+    Factor,
+    Merged,
+    Positions,
+    along_dim,
+    as_positions,
+    conjunction,
+    extent_of,
+    factors_of,
+    is_prefix,
+    numbers_positions,
+)
+from op_registry.extents.follow import only_padded, records_of, refuse, sizes_of, with_factors
+from op_registry.extents.regroup import carried
+from op_registry.records.dense import Dense
+from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.rule import Rule, Run
+
+# How windows run on samples cropped to their extent: rules of op_registry.ops, by overload.
+WITHIN_SAMPLES: dict[Any, Rule] = {}
+
+
+# ------------------------------------------------------------------------------------------------------ one of its own
+
+
+def compacted(record: Dense, dim: int) -> Dense:
+    """Each sample's positions in order, from index 0 of `dim`."""
+    there = along_dim(record, dim)
+    if there is None:
+        return record
+    order = as_bool(there).logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
+    size = there.shape[dim]
+    index = torch.arange(size, device=there.device).reshape([-1 if d == dim else 1 for d in range(there.ndim)])
+    prefix = as_int8(index < there.sum(dim, keepdim=True, dtype=torch.int64))
+    gone = [f for f in factors_of(record) if f.along[dim] is not None]
+    along = tuple(
+        PREFIX if d == dim else next((f.along[d] for f in gone if f.along[d] is not None), None)
+        for d in range(record.ndim)
+    )
+    kept = [f for f in factors_of(record) if f.along[dim] is None]
+    is_mask = record.extent is not None and record.extent.is_mask
+    return _gathered(record, dim, order, [*kept, Factor(along, prefix)], is_mask)
+
+
+def _gathered(record: Dense, dim: int, order: Tensor, factors: Sequence[Factor], is_mask: bool) -> Dense:
+    """The elements at `order` of `dim`, which broadcasts to the record in other dimensions."""
+    index = order.expand([order.shape[d] if d == dim else s for d, s in enumerate(record.shape)])
+    validity = conjunction(factors)
+    if not is_mask and record.full_validity is not None:
+        validity = intersect(validity, record.full_validity.gather(dim, index))
+    return Dense(record.data.gather(dim, index), validity, extent_of(factors, is_mask))
+
+
+def _within(record: Dense, dim: int, source: Callable[[Tensor, Tensor], Tensor]) -> Dense:
+    """Each sample's elements in another order along `dim`: rank r reads rank ``source(r, n)`` of n."""
+    there = along_dim(record, dim)
+    assert there is not None
+    assert record.extent is not None
+    there = as_bool(there)
+    rank = there.cumsum(dim) - 1
+    count = there.sum(dim, keepdim=True)
+    order = there.logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
+    taken = torch.where(there, source(rank, count), 0)
+    index = torch.where(there, order.gather(dim, taken), 0)
+    return _gathered(record, dim, index, factors_of(record), record.extent.is_mask)
+
+
+def moved(call: Bound, labels: Labels, run: Run) -> Dense:
+    """flip and roll: along dimensions that number positions within each sample, along others as torch does."""
+    record = next(iter(call.tensors.values()))
+    name = call.rule.name
+    dims = [d % record.ndim for d in call.named.get("dims") or ()]
+    if name not in ("flip", "roll") or not dims:
+        raise refuse(call, "it moves elements across dimensions that number positions or samples")
+    for dim, shift in zip(dims, call.named.get("shifts") or [0] * len(dims), strict=True):
+        record = _moved_along(call, record, dim, shift)
+    return record
+
+
+def _moved_along(call: Bound, record: Dense, dim: int, shift: int) -> Dense:
+    assert record.extent is not None
+    flips = call.rule.name == "flip"
+    if not record.extent.numbers(dim):
+        change = {"dims": [dim]} if flips else {"dims": [dim], "shifts": [shift]}
+        first = next(iter(call.named))
+
+        def move(t: Tensor) -> Tensor:
+            return call.with_(**{first: t}, **change).applied(call.op)
+
+        factors = [
+            f if f.along[dim] is None or f.there is None else replace(f, there=move(f.there))
+            for f in factors_of(record)
+        ]
+        result: Dense = call.with_(**{first: Dense(record.data, record.validity)}, **change).run()
+        return Dense(result.data, result.validity, extent_of(factors, record.extent.is_mask))
+    if any(isinstance(as_positions(f.along[dim]), Merged) for f in record.extent.factors):
+        raise refuse(call, f"dimension {dim} is merged of positions and others")
+    if flips:
+        return _within(record, dim, lambda rank, count: count - 1 - rank)
+    return _within(record, dim, lambda rank, count: (rank - shift) % count.clamp(min=1))
+
+
+def reshaped(call: Bound, labels: Labels, run: Run) -> Dense:
+    """The same elements in other sizes: what is merged can be split again."""
+    record = next(iter(call.tensors.values()))
+    result: Dense = call.applied(run)
+    factors = [regroup.reshaped(f, record.shape, result.shape) for f in factors_of(record)]
+    return with_factors(result, factors, record.extent.is_mask, grows=False)
+
+
+def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
+    """Sorts: of each slice, the first n positions are there."""
+    name, record = next(iter(records_of(call).items()))
+    dims = labels.operands[name]
+    along = [d for d in range(record.ndim) if labels.role_of(dims[d]) == "front"]
+    (dim,) = along
+    factors = factors_of(record)
+    depends = [f for f in factors if f.along[dim] is not None]
+    results = call.applied(run)
+    if len(depends) == 1 and is_prefix(depends[0].along[dim]):
+        kept = list(factors)
+    else:
+        there = conjunction(depends)
+        assert there is not None
+        index = torch.arange(there.shape[dim], device=there.device).reshape(
+            [-1 if d == dim else 1 for d in range(there.ndim)]
+        )
+        prefix = as_int8(index < there.sum(dim, keepdim=True, dtype=torch.int64))
+        known = tuple(
+            PREFIX if d == dim else next((f.along[d] for f in depends if f.along[d] is not None), None)
+            for d in range(record.ndim)
+        )
+        kept = [*(f for f in factors if f.along[dim] is None), Factor(known, prefix)]
+    is_mask = only_padded(records_of(call))
+
+    def of_result(result: Dense) -> Dense:
+        size = result.shape[dim]
+        cut = [
+            f if f.along[dim] is None or f.there is None else replace(f, there=f.there.narrow(dim, 0, size))
+            for f in kept
+        ]
+        return with_factors(result, cut, is_mask)
+
+    return tuple(of_result(r) for r in results) if isinstance(results, (tuple, list)) else of_result(results)
+
+
+# -------------------------------------------------------------------------------------------------------------- choices
+
+
+def chosen(call: Bound, labels: Labels, run: Run) -> Dense:
+    """`where`: along positions as elementwise; whether the sample is there follows the branch that is chosen."""
+    records = records_of(call)
+    sizes = sizes_of(call, labels)
+    (dims,) = labels.results
+    result: Dense = call.applied(run)
+
+    def factors(name: str) -> list[Factor]:
+        record = records[name]
+        broadcast: frozenset[Any] = frozenset(
+            d
+            for d, mine, size in zip(reversed(dims), reversed(record.shape), reversed(result.shape), strict=False)
+            if mine == 1 and size != 1
+        )
+        found = [carried(f, labels.operands[name], dims, sizes, broadcast) for f in factors_of(record)]
+        return [f for f in found if f is not None]
+
+    condition, *branches = (factors(name) if name in records else [] for name in call.tensors)
+    of_sample = [[f for f in each if not f.positions] for each in branches]
+    if not any(of_sample):
+        return with_factors(result, combined([condition, *branches], call.rule.name), only_padded(records))
+    of_positions = [[f for f in each if f.positions] for each in branches]
+    found = [*combined([condition, *of_positions], call.rule.name), _of_chosen(call, of_sample, result)]
+    return with_factors(result, found, is_mask_of_choice(records))
+
+
+def is_mask_of_choice(records: Mapping[str, Dense]) -> bool:
+    return False if any(r.extent is not None for r in records.values()) else only_padded(records)
+
+
+def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense) -> Factor:
+    """Whether each sample is there: where some element is chosen from a branch in which it is."""
+    condition = next(iter(call.tensors.values()))
+    test = condition.filled(False) if isinstance(condition, Dense) else condition
+    ones = torch.ones([1] * result.ndim, dtype=torch.int8, device=result.device)
+    first, second = [conjunction(each) if each else ones for each in of_sample]
+    assert first is not None
+    assert second is not None
+    there = torch.where(test, first, second)
+    depends = {d for each in of_sample for f in each for d in f.depends}
+    there = there.expand(result.shape) if there.ndim < result.ndim else there
+    others = [d for d in range(result.ndim) if d not in depends and there.shape[d] != 1]
+    there = as_int8(there.amax(others, keepdim=True)) if others and there.numel() else there
+    return Factor(tuple(SAMPLES if d in depends else None for d in range(result.ndim)), there)
+
+
+# -------------------------------------------------------------------------------------------------------------- windows
+
+
+def windowed(call: Bound, labels: Labels, run: Run) -> Any:
+    """Windows along positions: those of each sample, cropped to the positions that it has."""
+    rule = WITHIN_SAMPLES.get(call.op)
+    if rule is None:
+        raise refuse(call, "its windows may read beyond the end of a sample")
+    name, record = next((n, r) for n, r in records_of(call).items() if r.extent is not None)
+    if any(r.extent is not None for n, r in records_of(call).items() if n != name):
+        raise refuse(call, "more than one operand has positions")
+    dims = labels.operands[name]
+    along = [d for d in range(record.ndim) if labels.role_of(dims[d]) == "window"]
+    for d in along:
+        record = _croppable(call, record, d)
+    if record.validity is None:
+        record = Dense(record.data, conjunction(factors_of(record)), record.extent)
+    padded = only_padded(records_of(call))
+    result = call.with_(**{name: record}).run(rule)
+    if not padded:
+        return result
+    # Every window of a sample's own then has a result, and no other has.
+    of_mask = [Dense(r.data, r.validity, r.extent and extent_of(r.extent.factors, is_mask=True)) for r in _each(result)]
+    return tuple(of_mask) if isinstance(result, tuple) else of_mask[0]
+
+
+def _each(result: Any) -> Sequence[Dense]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _croppable(call: Bound, record: Dense, dim: int) -> Dense:
+    """The record with samples that are contiguous along `dim`; from index 0 where windows have a stride."""
+    assert record.extent is not None
+    known = [as_positions(f.along[dim]) for f in record.extent.factors if numbers_positions(f.along[dim])]
+    if not known:
+        return record
+    if any(isinstance(k, Merged) for k in known):
+        raise refuse(call, f"dimension {dim} is merged of positions and others")
+    positions = [k for k in known if isinstance(k, Positions)]
+    fits = all(k.contiguous and (k.from_start or not _has_stride(call)) for k in positions)
+    return record if len(known) == 1 and fits else compacted(record, dim)
+
+
+def _has_stride(call: Bound) -> bool:
+    """Whether windows begin at other indices than each; interpolation has the reverse of a stride."""
+    if call.named.get("transposed"):
+        return False
+    stride = call.named.get("stride", call.named.get("kernel_size", 1))
+    if "scale_factors" in call or "output_size" in call:
+        return True
+    if isinstance(stride, int):
+        return stride != 1
+    return any(s != 1 for s in (list(stride) or list(call["kernel_size"])))

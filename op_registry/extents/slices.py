@@ -1,0 +1,238 @@
+"""Views that leave positions out: slices, indices, splits and windows of a dimension that numbers positions.
+
+Data stays torch's view. Bounds from the end, ``x[:, a:-b]``, leave out the first a and the last b positions *of each
+sample*; those from the front count in the batch, which is a sample's own count where samples begin at 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from op_registry.bound import Bound
+from op_registry.dimensions import Labels
+from op_registry.extents.ends import batch_end
+from op_registry.extents.factors import (
+    Factor,
+    Positions,
+    as_positions,
+    conjunction,
+    extent_of,
+    factors_of,
+    numbers_positions,
+)
+from op_registry.extents.follow import for_each_result, refuse
+from op_registry.records.dense import Dense
+from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.rule import Run
+
+_TO_THE_END = 2**62
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The part of a dimension that a view shows, as the caller wrote it.
+
+    kept  whether the dimension is kept; otherwise the view shows the index `start`
+    """
+
+    dim: int
+    start: int = 0
+    stop: int = _TO_THE_END
+    step: int = 1
+    kept: bool = True
+
+    @property
+    def first(self) -> int:
+        """How many positions it leaves out in front."""
+        return max(self.start, 0)
+
+    @property
+    def last(self) -> int:
+        """How many positions it leaves out at the end."""
+        return max(-self.stop, 0)
+
+    def of(self, size: int) -> slice:
+        return slice(*slice(self.start, self.stop, self.step).indices(size))
+
+    def __str__(self) -> str:
+        bound = "" if self.stop >= _TO_THE_END else self.stop
+        inside = f"{self.start or ''}:{bound}{'' if self.step == 1 else f':{self.step}'}" if self.kept else self.start
+        return f"x[{':, ' * self.dim}{inside}]"
+
+
+class PartOfEach(Dense):
+    """A view whose mask hides more than that part of its base's mask: what is no position of a sample's own part."""
+
+    __slots__ = ()
+
+
+def selected(call: Bound, labels: Labels, run: Run) -> Any:
+    """The results of a view that shows a part of dimensions on which an extent depends."""
+    record = next(iter(call.tensors.values()))
+    if len(call.tensors) > 1 or "input_sizes" in call:
+        raise refuse(call, "it writes a part of a tensor")
+    cuts_of = _CUTS.get(call.rule.name.removesuffix("_copy").removeprefix("unsafe_"))
+    if cuts_of is None:
+        raise refuse(call, "it shows a part of dimensions on which depends what is there")
+    pieces = iter(cuts_of(call, record))
+    results = call.applied(run)
+
+    def of_result(result: Dense, _: object) -> Dense:
+        factors, hides = list(factors_of(record)), False
+        for cut in next(pieces):  # the last dimension first: those before keep their places
+            for n, factor in enumerate(factors):
+                factors[n], more = _cut(call, factor, cut, record.shape[cut.dim])
+                hides |= more
+        factors = [f for f in factors if f.depends]
+        if not factors:
+            return result
+        extent = extent_of(factors, record.extent.is_mask)
+        if not hides:
+            return Dense(result.data, result.validity, extent)
+        return PartOfEach(result.data, intersect(result.validity, conjunction(factors)), extent)
+
+    return for_each_result(results, labels.results, of_result)
+
+
+def _dim(call: Bound, record: Dense, name: str = "dim") -> int:
+    return int(call[name]) % record.ndim
+
+
+def _slice(call: Bound, record: Dense) -> list[list[Cut]]:
+    start, end = call["start"], call["end"]
+    stop = _TO_THE_END if end is None else end
+    return [[Cut(_dim(call, record), start or 0, stop, call["step"])]]
+
+
+def _narrow(call: Bound, record: Dense) -> list[list[Cut]]:
+    start = call["start"]
+    return [[Cut(_dim(call, record), start, start + call["length"])]]
+
+
+def _select(call: Bound, record: Dense) -> list[list[Cut]]:
+    return [[Cut(_dim(call, record), call["index"], kept=False)]]
+
+
+def _unbind(call: Bound, record: Dense) -> list[list[Cut]]:
+    dim = _dim(call, record)
+    return [[Cut(dim, n, kept=False)] for n in range(record.shape[dim])]
+
+
+def _split(call: Bound, record: Dense) -> list[list[Cut]]:
+    dim, size = _dim(call, record), call["split_size"]
+    total = record.shape[dim]
+    return [[Cut(dim, a, min(a + size, total))] for a in range(0, max(total, 1), max(size, 1))]
+
+
+def _split_with_sizes(call: Bound, record: Dense) -> list[list[Cut]]:
+    borders = list(itertools.accumulate(call["split_sizes"], initial=0))
+    return [[Cut(_dim(call, record), a, b)] for a, b in itertools.pairwise(borders)]
+
+
+def _squeeze(call: Bound, record: Dense) -> list[list[Cut]]:
+    given = call.named.get("dim")
+    dims = range(record.ndim) if given is None else [given] if isinstance(given, int) else given
+    ones = {d % record.ndim for d in dims if record.shape[d] == 1}
+    return [[Cut(d, 0, kept=False) for d in sorted(ones, reverse=True)]]
+
+
+_CUTS: Mapping[str, Callable[[Bound, Dense], list[list[Cut]]]] = {
+    "slice": _slice,
+    "narrow": _narrow,
+    "select": _select,
+    "unbind": _unbind,
+    "split": _split,
+    "split_with_sizes": _split_with_sizes,
+    "squeeze": _squeeze,
+}
+
+
+def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool]:
+    """A factor in the part of a dimension, and whether it hides more than the part of the mask does."""
+    along, dim, there = as_positions(factor.along[cut.dim]), cut.dim, factor.there
+    assert there is not None
+    if not cut.kept:
+        if isinstance(along, Positions) and size != 1:
+            _warn_of_index(along, cut, size)
+        rest = (*factor.along[:dim], *factor.along[dim + 1 :])
+        return Factor(rest, there.select(dim, 0 if along is None else cut.start)), False
+    shown = cut.of(size)
+    if along is None or shown == slice(0, size, 1):
+        return factor, False
+    if not numbers_positions(along):
+        return replace(factor, there=_taken(there, dim, shown)), False
+    if not isinstance(along, Positions):
+        raise refuse(call, f"{cut} cuts a dimension that is merged of positions and others")
+    parts = _joined_parts(along, shown)
+    if parts is not None:
+        return replace(factor.knowing(dim, parts), there=_taken(there, dim, shown)), False
+    if not along.contiguous:
+        raise refuse(call, f"{cut} would count what lies between the positions of a sample; see masked_dispatch.align")
+    if cut.start < 0:
+        if along.from_start:
+            batch_end(str(cut), f"masked_dispatch.last(x, {dim}, k={-cut.start})")
+        return replace(factor.knowing(dim, replace(along, parts=())), there=_taken(there, dim, shown)), False
+    if not along.from_start and (0 <= cut.stop < size or cut.step != 1):
+        raise refuse(
+            call,
+            f"{cut} counts from the start of the batch, where samples do not begin; masked_dispatch.first and "
+            f"masked_dispatch.align(x, {dim}) count from each sample's own",
+        )
+    length = max(len(range(shown.start, shown.stop, shown.step)), 0)
+    ahead = _taken(there, dim, slice(min(cut.first + cut.last, size), size, cut.step)).narrow(dim, 0, length)
+    known = replace(factor.knowing(dim, replace(along, parts=())), there=ahead)
+    if along.from_start:
+        return known, cut.last > 0
+    behind = there.narrow(dim, 0, length)
+    return replace(known, there=intersect(ahead, behind)), True
+
+
+def _taken(there: Tensor, dim: int, part: slice) -> Tensor:
+    return there[(*[slice(None)] * dim, part)]
+
+
+def _warn_of_index(along: Positions, cut: Cut, size: int) -> None:
+    last = cut.start in (-1, size - 1) and cut.start < 0
+    if last and along.from_start:
+        batch_end(str(cut), f"masked_dispatch.last(x, {cut.dim})")
+    elif cut.start == 0 and not along.from_start:
+        batch_end(str(cut), f"masked_dispatch.first(x, {cut.dim})")
+
+
+def _joined_parts(along: Positions, shown: slice) -> Positions | None:
+    """What was known of the parts of a join that a slice gives back; None if it cuts one, or is of no join."""
+    borders = list(itertools.accumulate((size for size, _ in along.parts), initial=0))
+    if along.contiguous or shown.step != 1 or shown.start not in borders or shown.stop not in borders:
+        return None
+    parts = along.parts[borders.index(shown.start) : borders.index(shown.stop)]
+    if len(parts) != 1:
+        return replace(along, parts=parts)
+    only = parts[0][1]
+    return only if isinstance(only, Positions) else Positions()
+
+
+def unfolded(call: Bound, labels: Labels, run: Run) -> Dense:
+    """Windows of a dimension as a dimension of their own: there where all positions of the window are."""
+    record = next(iter(call.tensors.values()))
+    dim, size, step = call["dimension"] % record.ndim, call["size"], call["step"]
+    result: Dense = call.applied(run)
+    factors = []
+    for factor in factors_of(record):
+        along, there = as_positions(factor.along[dim]), factor.there
+        assert there is not None
+        known = (*factor.along, None)
+        if along is None:
+            factors.append(Factor(known, there.unsqueeze(-1)))
+            continue
+        if not isinstance(along, Positions) or not along.contiguous or (step != 1 and not along.from_start):
+            raise refuse(call, f"its windows along dimension {dim} would not be the sample's own")
+        windows = as_bool(there).unfold(dim, size, step).all(-1)
+        factors.append(Factor(known, as_int8(windows).unsqueeze(-1)).knowing(dim, replace(along, parts=())))
+    assert record.extent is not None
+    extent = extent_of(factors, record.extent.is_mask)
+    return PartOfEach(result.data, intersect(result.validity, conjunction(factors)), extent)

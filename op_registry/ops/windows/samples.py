@@ -1,0 +1,121 @@
+"""Constant padding and interpolation of tensors that know which positions are there.
+
+Law: each sample is padded at its own ends, and its own edge continues where interpolation reads beyond it. Samples are
+contiguous along these dimensions; interpolation gets them from index 0 on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.authoring import (
+    MOVEMENT,
+    POOLING,
+    WITHIN_SAMPLES,
+    Dense,
+    Factor,
+    MaskedSemanticsError,
+    Number,
+    Rule,
+    along_dim,
+    as_bool,
+    as_int8,
+    factors_of,
+    masked_rule,
+    packet_name,
+    with_factors,
+)
+from op_registry.ops.windows.interpolation import LINEAR, NEAREST, upsample_vec
+from op_registry.ops.windows.pooling import spatial_dims
+
+aten = torch.ops.aten
+
+
+def within_samples(rule: Rule) -> Rule:
+    """For `masked_rule`: the rule is not registered; it runs where windows meet an extent."""
+    WITHIN_SAMPLES.update(dict.fromkeys(rule.ops, rule))
+    return rule
+
+
+def changed_along(factors: Sequence[Factor], dim: int, change: Callable[[Tensor], Tensor]) -> list[Factor]:
+    """The factors, with another boolean where they depend on `dim`."""
+    return [f if f.along[dim] is None else Factor(f.along, as_int8(change(_there(f)))) for f in factors]
+
+
+def _there(factor: Factor) -> Tensor:
+    assert factor.there is not None
+    return as_bool(factor.there)
+
+
+@masked_rule(aten.constant_pad_nd.default, category=MOVEMENT, register=within_samples)
+def constant_pad_nd(x: Dense, pad: Sequence[int], value: Number = 0) -> Dense:
+    data = aten.constant_pad_nd(x.data, pad, value)
+    validity = x.full_validity
+    assert validity is not None
+    valid = as_bool(aten.constant_pad_nd(validity, pad, 1))
+    factors = list(factors_of(x))
+    for n in range(len(pad) // 2):
+        before, after = pad[2 * n], pad[2 * n + 1]
+        dim = x.ndim - 1 - n
+        own = along_dim(x, dim)
+        if own is None or (before == 0 and after == 0):
+            continue
+        sizes = [0, 0] * n + [before, after]
+        # The sample's elements lie `before` places further on, and what it is padded with around them.
+        elements = as_bool(aten.constant_pad_nd(own, sizes, 0))
+        data, valid = torch.where(elements, data, value), torch.where(elements, valid, True)
+        factors = changed_along(factors, dim, functools.partial(_grown, last=n, before=before, after=after))
+    return with_factors(Dense(data.to(x.dtype), as_int8(valid)), factors, padded=False)
+
+
+def _grown(there: Tensor, last: int, before: int, after: int) -> Tensor:
+    """Where contiguous samples are there after their own padding: it begins where they began."""
+    dim = there.ndim - 1 - last
+    size = there.shape[dim]
+    index = torch.arange(size, device=there.device).reshape([-1, *[1] * last])
+    count = there.sum(dim, keepdim=True)
+    start = torch.where(there, index, size).amin(dim, keepdim=True) if size else count
+    start = torch.where(count > 0, start, 0)
+    places = torch.arange(size + before + after, device=there.device).reshape([-1, *[1] * last])
+    return (places >= start) & (places < start + count + before + after)
+
+
+@masked_rule(*[packet.vec for packet in (*NEAREST, *LINEAR)], category=POOLING, takes_op=True, register=within_samples)
+def upsample(op: OpOverload, input: Dense, output_size: Sequence[int] | None, *options: Any) -> Dense:
+    *align_corners, factors = options
+    if output_size is not None or any(align_corners):
+        given = f"the output size {list(output_size)}" if output_size is not None else "align_corners=True"
+        raise MaskedSemanticsError(
+            f"{packet_name(op)} of a padded batch of shape {tuple(input.shape)} by {given} would scale each sample by "
+            "its own length. Interpolate by a scale_factor, without align_corners; or each sample before they are "
+            "padded to a batch."
+        )
+    spatial = spatial_dims(op)
+    data, validity, found = input.data, input.full_validity, list(factors_of(input))
+    assert validity is not None
+    for d, factor in enumerate(factors):
+        dim = input.ndim - spatial + d
+        own = along_dim(input, dim)
+        if own is None:
+            continue
+        size = input.shape[dim]
+        index = torch.arange(size, device=data.device).reshape([-1, *[1] * (spatial - 1 - d)])
+        length = as_bool(own).sum(dim, keepdim=True)
+        edge = torch.minimum(index, (length - 1).clamp(min=0)).expand(input.shape)
+        data, validity = data.gather(dim, edge), validity.gather(dim, edge)
+        found = changed_along(found, dim, functools.partial(_scaled, dim=dim, size=size, factor=factor))
+    result: Dense = upsample_vec.run(op, Dense(data, validity), None, *options)
+    return with_factors(result, found, padded=False)
+
+
+def _scaled(there: Tensor, dim: int, size: int, factor: float) -> Tensor:
+    """The first positions of each sample in a dimension that is interpolated by a factor."""
+    count = (there.sum(dim, keepdim=True).to(torch.float64) * factor).floor()
+    shape = [-1 if d == dim else 1 for d in range(there.ndim)]
+    return torch.arange(int(size * factor), device=there.device).reshape(shape) < count

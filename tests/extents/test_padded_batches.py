@@ -1,0 +1,191 @@
+"""A padded batch is its samples: small cases that an eye can check, and small models against the loop over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import masked_dispatch as md
+from masked_dispatch import MaskedSemanticsError
+
+LENGTHS = [4, 2, 0, 3]
+
+
+def batch(*features: int, side: str = "right", lengths: list[int] = LENGTHS) -> tuple[md.MaskedTensor, list[Tensor]]:
+    """A batch (B, T, *features) with NaN as padding, and its samples (1, n, *features)."""
+    generator = torch.Generator().manual_seed(0)
+    samples = [torch.randn(1, n, *features, generator=generator, dtype=torch.float64) for n in lengths]
+    width = max(lengths) + 1
+    data = torch.full((len(lengths), width, *features), torch.nan, dtype=torch.float64)
+    there = torch.zeros(len(lengths), width, *[1] * len(features), dtype=torch.bool)
+    for row, sample in enumerate(samples):
+        start = 0 if side == "right" else width - lengths[row]
+        data[row, start : start + lengths[row]] = sample
+        there[row, start : start + lengths[row]] = True
+    return md.padded(md.masked_tensor(data, there), dim=1), samples
+
+
+def check_loop(f: Callable[[Tensor], Tensor], x: md.MaskedTensor, samples: list[Tensor]) -> None:
+    """`f` of the batch is `f` of each sample that has positions, in values, masks and gradients of the samples."""
+    x = x.detach().requires_grad_()
+    result = f(x)
+    extent = torch.ones(result.shape, dtype=torch.bool) if result.extent is None else result.extent
+    assert not (result.get_mask() & ~extent).any()
+    result.tanh().sum().backward()
+    for row, sample in enumerate(samples):
+        if not sample.shape[1]:
+            continue
+        leaf = sample.detach().requires_grad_()
+        expected = f(leaf)
+        assert int(extent[row].sum()) == expected.numel()
+        assert result.get_mask()[row][extent[row]].all()
+        torch.testing.assert_close(result.get_data()[row][extent[row]], expected.flatten(), rtol=1e-12, atol=1e-12)
+        expected.tanh().sum().backward()
+        there = x.extent[row].flatten(1)[:, 0]
+        torch.testing.assert_close(x.grad.to_tensor(0)[row][there], leaf.grad[0], rtol=1e-12, atol=1e-12)
+
+
+W = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+KERNEL = torch.randn(2, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def with_mean_joined(x: Tensor) -> Tensor:
+    return F.linear(torch.cat([x, x.mean(1, keepdim=True).expand_as(x)], -1), W).softmax(1)
+
+
+def pairs(x: Tensor) -> Tensor:
+    n = x.shape[1]
+    both = torch.cat([x[:, :, None].expand(-1, -1, n, -1), x[:, None].expand(-1, n, -1, -1)], -1)
+    return F.linear(both, W).sum(2)
+
+
+def convolved(*arguments: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.conv1d(x.transpose(1, 2), KERNEL, None, *arguments)
+
+
+RIGHT_OR_LEFT: dict[str, Callable[[Tensor], Tensor]] = {
+    "features joined": with_mean_joined,
+    "pairs": pairs,
+    "zeros joined": lambda x: torch.cat([x, x.new_zeros(1).expand(x.shape[0], x.shape[1], 1)], -1),
+    "chomp": lambda x: convolved(1, 2)(x)[..., :-2],
+    "conv after pad": lambda x: F.conv1d(F.pad(x.transpose(1, 2), (1, 1)), KERNEL),
+    "transposed, trimmed": lambda x: F.conv_transpose1d(x.transpose(1, 2), KERNEL, stride=2)[..., 1:-1],
+    "conv, stride 2": convolved(2, 1),
+    "max_pool": lambda x: F.max_pool1d(x.transpose(1, 2), 2, 1),
+    "upsampled": lambda x: F.interpolate(x.transpose(1, 2), scale_factor=2.0, mode="linear"),
+    "differences": lambda x: x[:, 1:] - x[:, :-1],
+    "flip": lambda x: x + x.flip(1),
+    "roll": lambda x: x - x.roll(1, 1),
+    "merged and split": lambda x: F.linear(x.reshape(-1, 2), W[:, :2]).view(x.shape[0], x.shape[1], 3),
+    "heads": lambda x: x.unflatten(2, (2, 1)).transpose(1, 2).flatten(0, 1).softmax(1).unflatten(0, (-1, 2)).sum(1),
+    "attention": lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x,
+    "steps stacked": lambda x: torch.stack([F.linear(x[:, t], W[:, :2]).tanh() for t in range(x.shape[1])], 1),
+    "sorted": lambda x: x.sort(1)[0],
+    "normalised": lambda x: F.layer_norm(x, (2,)) * x.var(1, keepdim=True, correction=0),
+    "unfolded": lambda x: x.unfold(1, 2, 1).sum(-1),
+}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", RIGHT_OR_LEFT)
+def test_a_batch_is_its_samples(name: str, side: str) -> None:
+    x, samples = batch(2, side=side)
+    check_loop(RIGHT_OR_LEFT[name], x, samples)
+
+
+def test_modules_are_their_samples() -> None:
+    layer = nn.TransformerEncoderLayer(2, 1, 4, dropout=0.0, batch_first=True, dtype=torch.float64)
+    x, samples = batch(2)
+    check_loop(layer, x, samples)
+
+
+def test_the_lines_of_two_ones() -> None:
+    x = md.padded(md.from_lengths(torch.ones(2, 4), torch.tensor([4, 2])))[:, None]
+    kernel = torch.ones(1, 1, 3)
+    assert F.conv1d(x, kernel, padding=2)[..., :-2].count(2).tolist() == [[4], [2]]
+    assert F.conv1d(F.pad(x, (1, 1)), kernel).count(2).tolist() == [[4], [2]]
+    assert F.conv_transpose1d(x, torch.ones(1, 1, 4), stride=2)[..., 1:-1].count(2).tolist() == [[8], [4]]
+    assert F.interpolate(x, scale_factor=2.0, mode="linear").count(2).tolist() == [[8], [4]]
+
+
+def test_an_extent_is_the_mask_where_nothing_is_missing() -> None:
+    x = md.padded(md.from_lengths(torch.ones(2, 3, 1), torch.tensor([3, 1])))
+    assert x.extent.tolist() == x.get_mask().tolist()
+    missing = x.mask_with(torch.tensor([[True], [False], [True]]))
+    assert missing.extent.tolist() == x.extent.tolist()
+    assert missing.get_mask().flatten(1).tolist() == [[True, False, True], [True, False, False]]
+    assert x.without_extent().extent is None
+    assert md.masked_tensor(torch.ones(2)).extent is None
+
+
+def test_a_reduction_leaves_no_trace() -> None:
+    x, _ = batch(2)
+    assert x.mean(1).extent is None
+    assert x.mean(1).get_mask().all(1).tolist() == [True, True, False, True]  # nothing is left of the empty sample
+    assert x.sum(2).extent.tolist() == x.extent[..., 0].tolist()
+
+
+def test_a_positive_stop_counts_in_the_batch() -> None:
+    x, _ = batch(2)
+    assert x[:, :3].extent[..., 0].sum(1).tolist() == [3, 2, 0, 3]
+    left, _ = batch(2, side="left")
+    with pytest.raises(MaskedSemanticsError, match=r"x\[:, :3\] counts from the start of the batch"):
+        left[:, :3]
+    with pytest.raises(MaskedSemanticsError, match=r"x\[:, ::2\] counts from the start"):
+        left[:, ::2]
+
+
+def test_parts_of_a_join_come_back() -> None:
+    x, _ = batch(2)
+    tokens = torch.ones(4, 2, 2, dtype=torch.float64)
+    joined = torch.cat([x, tokens], 1)
+    assert joined.extent[..., 0].sum(1).tolist() == [6, 4, 2, 5]
+    assert joined[:, :-2].extent.tolist() == x.extent.tolist()
+    with pytest.raises(MaskedSemanticsError, match="between the positions of a sample"):
+        joined[:, 1:]
+
+
+def test_layouts_that_meet_are_refused() -> None:
+    right, left = batch(2)[0], batch(2, side="left")[0]
+    with pytest.raises(MaskedSemanticsError, match=r"add: two operands have samples at different places along dimen"):
+        right + left
+
+
+def test_what_has_no_meaning_within_samples_is_refused() -> None:
+    x, _ = batch(2)
+    with pytest.raises(MaskedSemanticsError, match="reflection_pad1d: its windows may read beyond the end of a sample"):
+        F.pad(x.transpose(1, 2), (1, 1), mode="reflect")
+    with pytest.raises(MaskedSemanticsError, match="would scale each sample by its own length"):
+        F.interpolate(x.transpose(1, 2), size=8)
+    with pytest.raises(MaskedSemanticsError, match="a slice that lies in padding in part has no result"):
+        torch.linalg.inv(x @ x.transpose(1, 2))
+
+
+def test_what_is_no_extent_is_refused() -> None:
+    x = md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1]))
+    with pytest.raises(
+        ValueError, match="2 elements of the tensor of shape \\(2, 3\\) are valid where the extent says"
+    ):
+        md.padded(x, torch.tensor([[True, False, False]]))
+    with pytest.raises(TypeError, match=r"extent has to be a plain bool tensor.*; got torch\.float32"):
+        md.padded(x, torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"extent of shape \(3, 2\) does not broadcast to \(2, 3\)"):
+        md.padded(x, torch.ones(3, 2, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r"padded takes a masked tensor, or a plain one with its extent"):
+        md.padded(torch.ones(2, 3))
+    with pytest.raises(ValueError, match="dimension 0 numbers samples"):
+        md.padded(x, dim=0)
+
+
+def test_an_assignment_makes_no_position_be_there() -> None:
+    x = md.padded(md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1])))
+    x[:, 1] = 5.0
+    x.mul_(2)
+    assert x.extent.sum(1).tolist() == [3, 1]
+    assert x.to_tensor(0).tolist() == [[2, 10, 2], [2, 0, 0]]
+    x.zero_()
+    assert x.get_mask().sum(1).tolist() == [3, 1]
