@@ -1,7 +1,7 @@
 """The API for rule authors: everything that a rule, dense or sparse, needs.
 
-Built-in rules import only from here and from their own family (tests/house/test_imports.py), so that each of their
-files can be read as a tutorial; rules of another library use the same API::
+Built-in rules import only from here and from their own family, so that each of their files can be read as a tutorial;
+rules of another library use the same API::
 
     from op_registry.authoring import REDUCTION, Dense, Equation, contraction, elementwise, masked_rule
 
@@ -20,6 +20,7 @@ never multiply after. A rule is plain differentiable torch code and never define
 How it runs on :class:`Sparse` records follows from the dimensions that it states, else from a lowering.
 """
 
+from op_registry import extents
 from op_registry.autocast import autocast_off, autocast_on, result_dtype, upcast_under_autocast
 from op_registry.bound import Bound, bind_by_name
 from op_registry.dimensions import (
@@ -41,9 +42,6 @@ from op_registry.dimensions import (
     Windows,
 )
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
-from op_registry.extents.factors import Factor, along_dim, as_positions, factors_of
-from op_registry.extents.follow import with_factors, without
-from op_registry.extents.samples import WITHIN_SAMPLES
 from op_registry.laws.categories import (
     ACCUMULATION,
     ASSIGNMENT,
@@ -411,14 +409,8 @@ __all__ = [
     "replaced",
     "spread_diagonal",
     "whole_validity",
-    # Extents: which positions of a padded batch are there, for windows along positions.
-    "WITHIN_SAMPLES",
-    "Factor",
-    "along_dim",
-    "as_positions",
-    "factors_of",
-    "with_factors",
-    "without",
+    # Which positions of a padded batch are there, for windows along positions.
+    "extents",
     # Gradient formulas that users call directly.
     "bind_by_name",
     "derivative",

@@ -1,6 +1,7 @@
 """The functions that masked_dispatch exports.
 
 construct.py      making masked tensors
+padding.py        padded
 stacking.py       pad_stack
 known_words.py    AttributeErrors for names of other libraries
 accumulate.py     sums of the valid contributions

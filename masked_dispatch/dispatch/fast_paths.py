@@ -20,7 +20,7 @@ from masked_dispatch.dispatch.run_rule import Kernel, rule_kernel
 from masked_dispatch.dispatch.selections import name_selections
 from masked_dispatch.engine_internals import called_by_engine, engine_run
 from masked_dispatch.tensor.mask_sharing import shared_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_eager, schema_of
 from op_registry.dimensions import row_reader
@@ -84,10 +84,7 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         validity = x._stored_validity if x._family is None else shared_validity(x)
         if keeps_zero and not rest and not kwargs and id(x._data) in known_tensors:
             hand_on(x._data, data, validity)
-        result = wrap(data, validity)
-        if x._extent is not None:
-            result._extent = x._extent
-        return result
+        return with_extent(wrap(data, validity), x._extent)
 
     return kernel
 
@@ -141,11 +138,13 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if not kwargs and plain_eager():
-            if type(x) is MaskedTensor and x._extent is None:
+            if type(x) is MaskedTensor:
                 data, validity = x._data, x._stored_validity if x._family is None else shared_validity(x)
                 dims = plain_rows(dims_of_row, x, data, rest)
-                if 0 < dims <= data.ndim and (validity is None or validity.shape[-dims:].numel() == 1):
-                    return wrap(call(data, *rest), validity)
+                extent = x._extent
+                of_rows = extent is None or dims <= extent.last_dims
+                if 0 < dims <= data.ndim and of_rows and (validity is None or validity.shape[-dims:].numel() == 1):
+                    return with_extent(wrap(call(data, *rest), validity), extent)
             elif type(x) is SparseMaskedTensor and x._order is None and x._pattern.lead == 1:
                 data, validity, pattern = x._kept.copied()
                 row = 0 if validity is not None else plain_rows(dims_of_row, x, data, rest)
@@ -232,7 +231,10 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if type(x) is SparseMaskedTensor and (type(y) is SparseMaskedTensor or not isinstance(y, Tensor)):
             result = None if rule.lowerings else on_same_pattern(call, x, y)
             return general(keyset, x, y) if result is None else result
-        if type(x) is not MaskedTensor or x._extent is not None or (type(y) is MaskedTensor and y._extent is not None):
+        if type(x) is not MaskedTensor:
+            return general(keyset, x, y)
+        extent = x._extent
+        if type(y) is MaskedTensor and y._extent is not extent:
             return general(keyset, x, y)
         validity = x._stored_validity if x._family is None else shared_validity(x)
         if _grad_enabled() and (
@@ -245,7 +247,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 both_zero = known_zero(x._data, validity) and known_zero(y._data, validity)
             other = y._stored_validity if y._family is None else shared_validity(y)
             if other is not validity:
-                if x.shape != y.shape:
+                if x.shape != y.shape or extent is not None:
                     return general(keyset, x, y)
                 validity = intersect(validity, other)
             y = y._data
@@ -256,10 +258,12 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         except RuntimeError as error:
             name_selections(error, (x, given))
             raise
+        if extent is not None and data.shape != x.shape:
+            return general(keyset, x, given)
         if both_zero and validity is not None:
             remember_zero(data, validity)
         if validity is not None and validity.ndim != data.ndim:
             validity = checked_validity(Dense(data, validity))
-        return wrap(data, validity)
+        return with_extent(wrap(data, validity), extent)
 
     return kernel

@@ -29,8 +29,8 @@ from masked_dispatch.torch_internals import (
     under_transform,
 )
 from op_registry import MaskedSemanticsError
+from op_registry.extents.remembered import PartOfEach
 from op_registry.extents.run import run_with_extents
-from op_registry.extents.slices import PartOfEach
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.zeros import hand_on, known_zero, remember_zero

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.engine import accumulate_into
+from masked_dispatch.dispatch.extents import receive_extent
 from masked_dispatch.dispatch.overlap import OverlapCheck, refuse_overlapping_outputs
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
@@ -20,7 +21,6 @@ from masked_dispatch.engine_internals import called_by_engine, current_node, eng
 from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
-from masked_dispatch.tensor.messages import written_through_view
 from masked_dispatch.tensor.shared_places import may_share, one_of_each
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.tensor.write_locks import lock_of
@@ -260,23 +260,6 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
         except BaseException:  # the write may be partial: keep valid only what is valid before and after it
             write_validity(target, intersect(target._validity, validity))
             raise
-
-
-def receive_extent(target: MaskedTensor, source: Tensor) -> None:
-    """Before a write: the extent of what is written is the target's from now on, if nobody shares its memory.
-
-    The functional form that computed `source` intersected it with the target's own.
-    """
-    if not isinstance(source, MaskedTensor) or source._extent is None or source._extent is target._extent:
-        return
-    received = source._extent
-    own = target._extent
-    if own is not None and own.known == received.known and target._family is not None:
-        if not torch.equal(target.extent, source.extent):  # type: ignore[arg-type]
-            raise MaskedSemanticsError(written_through_view(target))
-    elif target._family is not None and target._base is not None:
-        raise MaskedSemanticsError(written_through_view(target))
-    target._extent = received
 
 
 def may_stop_between(target: MaskedTensor) -> bool:

@@ -8,7 +8,15 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
     follow     the extents of a call's results
     combine    factors that meet in one result
     regroup    dimensions that are merged and split
+    remembered  the same calls again
     slices     views that leave positions out
     joins      operands one behind the other
     samples    calls that act within each sample: flip, roll, gather to the front
 """
+
+from op_registry.extents.factors import Factor, along_dim, as_positions, factors_of
+from op_registry.extents.follow import with_factors, without
+from op_registry.extents.remembered import finished
+from op_registry.extents.samples import WITHIN_SAMPLES
+
+__all__ = ["WITHIN_SAMPLES", "Factor", "along_dim", "as_positions", "factors_of", "finished", "with_factors", "without"]

@@ -14,6 +14,7 @@ from op_registry.extents.factors import (
     Along,
     Factor,
     Positions,
+    computed,
     conjunction,
     is_prefix,
     numbers_positions,
@@ -39,10 +40,18 @@ def combined(operands: Sequence[Sequence[Factor]], name: str) -> tuple[Factor, .
 
 
 def _both(a: Factor, b: Factor) -> Factor:
-    if a.along == b.along and (a.there is b.there):
+    if a.along == b.along and a.said is b.said:
         return a
     along = tuple(_met(x, y) for x, y in zip(a.along, b.along, strict=True))
-    return Factor(along, intersect(a.there, b.there))
+    assert a.said is not None
+    assert b.said is not None
+    return Factor(along, computed(_intersection, a.said, b.said))
+
+
+def _intersection(a: Tensor, b: Tensor) -> Tensor:
+    found = intersect(a, b)
+    assert found is not None
+    return found
 
 
 def _met(a: Along, b: Along) -> Along:

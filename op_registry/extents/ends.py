@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 # Called with the text of a warning; masked_dispatch shows it at the caller's line.
 listeners: list[Callable[[str], None]] = []
+# How often they were told.
+told = 0
 
 
 def batch_end(call: str, instead: str) -> None:
     """A view shows an end of the batch along a dimension that numbers positions of samples."""
+    global told
+    told += 1
     text = (
         f"{call} is the batch's end, where shorter samples have padding. {instead} has each sample's own; "
         "x.without_extent() says that the batch's is meant."

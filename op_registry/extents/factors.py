@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8, intersect
 
 
@@ -79,11 +83,25 @@ class Factor:
     """A boolean that says which positions are there.
 
     along  what is known of each dimension of the tensor
-    there  int8 with as many dimensions, of size 1 where the factor does not depend on one; None: what is valid is there
+    said   int8 with as many dimensions, of size 1 where the factor does not depend on one, or how to compute it; None:
+           what is valid is there
     """
 
     along: tuple[Along, ...]
-    there: Tensor | None = None
+    said: Tensor | Boolean | None = None
+
+    @property
+    def there(self) -> Tensor | None:
+        """The boolean, computed if it is not yet; None: what is valid is there."""
+        return self.said.value() if isinstance(self.said, Boolean) else self.said
+
+    def moved_by(self, move: Callable[[Tensor], Tensor]) -> Factor:
+        """`move` of the boolean, of which as much is known as before."""
+        return self.moved(self.along, move)
+
+    def moved(self, along: tuple[Along, ...], move: Callable[[Tensor], Tensor]) -> Factor:
+        """`move` of the boolean, of which `along` is known then; computed when somebody asks for it."""
+        return Factor(along, None if self.said is None else computed(move, self.said))
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -99,6 +117,31 @@ class Factor:
         return replace(self, along=(*self.along[:dim], along, *self.along[dim + 1 :]))
 
 
+class Boolean:
+    """A boolean of a factor that is computed when it is needed, which it rarely is: of booleans, or of an operand.
+
+    A compiler's graph computes all of them where they arise.
+    """
+
+    __slots__ = ("_value", "move", "of")
+
+    def __init__(self, move: Callable[..., Tensor], of: tuple[Tensor | Boolean, ...]) -> None:
+        self.move, self.of = move, of
+        self._value: Tensor | None = None
+
+    def value(self) -> Tensor:
+        if self._value is None:
+            self._value = self.move(*(b.value() if isinstance(b, Boolean) else b for b in self.of))
+        return self._value
+
+
+def computed(move: Callable[..., Tensor], *of: Tensor | Boolean) -> Tensor | Boolean:
+    """`move` of booleans, now in a graph, and elsewhere when somebody asks for it."""
+    if any(isinstance(b, Tensor) and being_traced(b) for b in of):
+        return move(*of)
+    return Boolean(move, of)
+
+
 @dataclass(frozen=True, eq=False)
 class Extent:
     """Which positions are there: those that every factor has.
@@ -109,6 +152,17 @@ class Extent:
 
     factors: tuple[Factor, ...]
     is_mask: bool
+
+    @functools.cached_property
+    def number(self) -> int:
+        """A number for all that is known without reading a tensor."""
+        with _counting:
+            return _numbers.setdefault((self.known, self.is_mask), len(_numbers))
+
+    @functools.cached_property
+    def last_dims(self) -> int:
+        """How many last dimensions there are on which no factor depends."""
+        return min((len(f.along) - 1 - max(f.depends) for f in self.factors), default=2**31)
 
     @property
     def known(self) -> tuple[tuple[Along, ...], ...]:
@@ -125,20 +179,31 @@ class Extent:
         return tuple(sorted({d for factor in self.factors for d in factor.positions}))
 
 
+_numbers: dict[Any, int] = {}
+_counting = threading.Lock()
+
+
 def factors_of(record: Dense) -> tuple[Factor, ...]:
     """The factors of a record's extent, each with its boolean; none where it has no extent."""
     extent = record.extent
     if extent is None:
         return ()
-    return tuple(f if f.there is not None else replace(f, there=_as_factor(record, f.along)) for f in extent.factors)
+    return tuple([replace(f, said=said_of(record, f)) if f.said is None else f for f in extent.factors])
 
 
-def _as_factor(record: Dense, along: Sequence[Along]) -> Tensor:
-    """The validity of a record, of size 1 where `along` does not depend on a dimension."""
-    validity = record.validity
+def said_of(record: Dense, factor: Factor) -> Tensor | Boolean:
+    """The boolean of a record's factor."""
+    if factor.said is not None:
+        return factor.said
+    as_factor = functools.partial(_as_factor, record.validity, record.shape, record.device, factor.along)
+    return as_factor() if being_traced(record.data) else Boolean(as_factor, ())
+
+
+def _as_factor(validity: Tensor | None, sizes: torch.Size, device: torch.device, along: Sequence[Along]) -> Tensor:
+    """A validity of data of these sizes, of size 1 where `along` does not depend on a dimension."""
     if validity is None:  # an empty tensor, or a batch without padding
-        shape = [1 if a is None else s for a, s in zip(along, record.shape, strict=True)]
-        return torch.ones(shape, dtype=torch.int8, device=record.device)
+        shape = [1 if a is None else s for a, s in zip(along, sizes, strict=True)]
+        return torch.ones(shape, dtype=torch.int8, device=device)
     return narrowed(as_int8(validity), along)
 
 
@@ -181,13 +246,5 @@ def extent_of(factors: Sequence[Factor], is_mask: bool) -> Extent | None:
     if not factors and not is_mask:
         return None
     if is_mask and len(factors) == 1:
-        return Extent((replace(factors[0], there=None),), True)
+        return Extent((replace(factors[0], said=None),), True)
     return Extent(tuple(factors), is_mask)
-
-
-def padded(record: Dense, along: tuple[Along, ...], extent: Tensor | None = None) -> Dense:
-    """The record with an extent: its validity, or `extent` (int8, broadcastable), of which `along` is known."""
-    if extent is None:
-        return Dense(record.data, record.validity, Extent((Factor(along),), is_mask=True))
-    factor = Factor(along, narrowed(extent.expand(record.shape), along))
-    return Dense(record.data, record.validity, Extent((factor,), is_mask=False))

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
+
+from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions import Dimension, Label, Labels
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
+    Extent,
     Factor,
-    conjunction,
     extent_of,
     factors_of,
 )
 from op_registry.extents.regroup import carried
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
-from op_registry.records.validity import intersect
 
 # Roles of dimensions along which a result is valid only where its operands are.
 _KEEPING = frozenset({"each", "scanned", "contracted", "reduced", "parameter"})
@@ -108,22 +109,42 @@ def there_says_all(records: Mapping[str, Dense]) -> bool:
     return all(r.validity is None or (r.extent is not None and r.extent.factors) for r in records.values())
 
 
+class Outcome(Dense):
+    """A result whose validity is still that of the rule.
+
+    mask  how its validity follows: "kept" as it is; "both" valid where it is there, too; "there" where it is there;
+          "part" as "both", for a view whose mask hides more than that part of its base's mask
+    """
+
+    __slots__ = ("mask",)
+
+    def __init__(
+        self,
+        data: Tensor,
+        validity: Tensor | None,
+        extent: Extent | None,
+        mask: Literal["kept", "both", "there", "part"] = "kept",
+    ) -> None:
+        super().__init__(data, validity, extent)
+        self.mask = mask
+
+
 def with_factors(
     record: Dense, factors: Sequence[Factor], padded: bool, grows: bool = True, whole: bool = False
-) -> Dense:
+) -> Outcome:
     """A result with the extent of these factors.
 
     padded  whether all of its operands are valid where they are there
     grows   whether the result may be valid where it is not there
     whole   whether a padded result is valid wherever it is there
     """
-    if not factors and not padded:
-        return record
-    validity = record.validity
-    if grows:
-        everywhere = conjunction(factors)
-        validity = everywhere if padded and whole and factors else intersect(validity, everywhere)
-    return Dense(record.data, validity, extent_of(factors, padded))
+    mask: Literal["kept", "both", "there"] = "kept"
+    if grows and factors:
+        mask = "there" if padded and whole else "both"
+    if mask == "kept" or not padded or len(factors) != 1:
+        return Outcome(record.data, record.validity, extent_of(factors, padded), mask)
+    # (its factor has to say what is there until the mask does)
+    return Outcome(record.data, record.validity, Extent(tuple(factors), is_mask=True), mask)
 
 
 def for_each_result(result: Any, dims: Sequence[Any], change: Callable[[Any, Any], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
@@ -47,8 +48,9 @@ def carried(
     along = tuple(_along_of(dim, known, sizes) for dim in result)
     if not any(a is not None for a in along):
         return None
-    there = None if factor.there is None else _moved(factor.there, operand, result, known, sizes)
-    return Factor(along, there)
+    if along == factor.along and tuple(operand) == tuple(result):
+        return factor
+    return factor.moved(along, functools.partial(_moved, operand=operand, result=result, known=known, sizes=sizes))
 
 
 def known_of(factor: Factor, operand: Sequence[Dimension], sizes: Mapping[Label, int]) -> Known:
@@ -138,8 +140,7 @@ def reshaped(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Facto
     """A factor of a tensor of `shape` whose elements get the sizes of `size`, in order."""
     parts = [p for s, a in zip(shape, factor.along, strict=True) for p in (a.parts if _splits(a, s) else [(s, a)])]
     along = _alongs(parts, size)
-    there = None if factor.there is None else narrowed(reshape_validity(factor.there, shape, size), along)
-    return Factor(tuple(along), there)
+    return factor.moved(tuple(along), lambda there: narrowed(reshape_validity(there, shape, size), along))
 
 
 def _splits(along: Along, size: int) -> TypeGuard[Merged]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch._ops import OpOverload
@@ -11,6 +11,7 @@ from op_registry.bound import Bound
 from op_registry.dimensions import AtIndices, Indexed, Joined, Labels, OfSizes, Reshaped, View
 from op_registry.extents import indices, joins, samples, slices
 from op_registry.extents.follow import depends_at, followed, refuse, roles_of_positions
+from op_registry.extents.remembered import remembered
 from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY
 from op_registry.laws.whole_slices import WHOLE_SLICES
 from op_registry.rule import Rule, Run
@@ -24,9 +25,14 @@ def run_with_extents(run: Run, rule: Rule, op: OpOverload, *args: Any, **kwargs:
 
     Raises MaskedSemanticsError where this is not certain.
     """
-    call = Bound.of(rule, op, args, kwargs)
     if rule.category is QUERY or isinstance(rule.dims, OfSizes):
         return run(*args, **kwargs)
+    return remembered(run, rule, op, args, kwargs, _outcome)
+
+
+def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The same, whose validity is still the rule's."""
+    call = Bound.of(rule, op, args, kwargs)
     labels = call.labels
     if labels is None:
         dims = rule.dims

@@ -105,8 +105,7 @@ def _moved_along(call: Bound, record: Dense, dim: int, shift: int) -> Dense:
             return call.with_(**{first: t}, **change).applied(call.op)
 
         factors = [
-            f if f.along[dim] is None or f.there is None else replace(f, there=move(f.there))
-            for f in factors_of(record)
+            f if f.along[dim] is None or f.there is None else replace(f, said=move(f.there)) for f in factors_of(record)
         ]
         result: Dense = call.with_(**{first: Dense(record.data, record.validity)}, **change).run()
         return Dense(result.data, result.validity, extent_of(factors, record.extent.is_mask))
@@ -153,7 +152,7 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
     def of_result(result: Dense) -> Dense:
         size = result.shape[dim]
         cut = [
-            f if f.along[dim] is None or f.there is None else replace(f, there=f.there.narrow(dim, 0, size))
+            f if f.along[dim] is None or f.there is None else replace(f, said=f.there.narrow(dim, 0, size))
             for f in kept
         ]
         return with_factors(result, cut, is_mask)

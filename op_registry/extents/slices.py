@@ -6,6 +6,7 @@ sample*; those from the front count in the batch, which is a sample's own count 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,17 +18,17 @@ from op_registry.bound import Bound
 from op_registry.dimensions import Labels
 from op_registry.extents.ends import batch_end
 from op_registry.extents.factors import (
+    Extent,
     Factor,
     Positions,
     as_positions,
-    conjunction,
     extent_of,
     factors_of,
     numbers_positions,
 )
-from op_registry.extents.follow import for_each_result, refuse
+from op_registry.extents.follow import Outcome, for_each_result, refuse
 from op_registry.records.dense import Dense
-from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.records.validity import as_bool, as_int8
 from op_registry.rule import Run
 
 _TO_THE_END = 2**62
@@ -65,12 +66,6 @@ class Cut:
         return f"x[{':, ' * self.dim}{inside}]"
 
 
-class PartOfEach(Dense):
-    """A view whose mask hides more than that part of its base's mask: what is no position of a sample's own part."""
-
-    __slots__ = ()
-
-
 def selected(call: Bound, labels: Labels, run: Run) -> Any:
     """The results of a view that shows a part of dimensions on which an extent depends."""
     record = next(iter(call.tensors.values()))
@@ -91,10 +86,9 @@ def selected(call: Bound, labels: Labels, run: Run) -> Any:
         factors = [f for f in factors if f.depends]
         if not factors:
             return result
-        extent = extent_of(factors, record.extent.is_mask)
-        if not hides:
-            return Dense(result.data, result.validity, extent)
-        return PartOfEach(result.data, intersect(result.validity, conjunction(factors)), extent)
+        if hides:
+            return Outcome(result.data, result.validity, Extent(tuple(factors), record.extent.is_mask), "part")
+        return Outcome(result.data, result.validity, extent_of(factors, record.extent.is_mask))
 
     return for_each_result(results, labels.results, of_result)
 
@@ -154,29 +148,31 @@ _CUTS: Mapping[str, Callable[[Bound, Dense], list[list[Cut]]]] = {
 
 def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool]:
     """A factor in the part of a dimension, and whether it hides more than the part of the mask does."""
-    along, dim, there = as_positions(factor.along[cut.dim]), cut.dim, factor.there
-    assert there is not None
+    along, dim = as_positions(factor.along[cut.dim]), cut.dim
     if not cut.kept:
         if isinstance(along, Positions) and size != 1:
             _warn_of_index(along, cut, size)
         rest = (*factor.along[:dim], *factor.along[dim + 1 :])
-        return Factor(rest, there.select(dim, 0 if along is None else cut.start)), False
+        index = 0 if along is None else cut.start
+        return factor.moved(rest, lambda there: there.select(dim, index)), False
     shown = cut.of(size)
+    taken = functools.partial(_taken, dim=dim, part=shown)
     if along is None or shown == slice(0, size, 1):
         return factor, False
     if not numbers_positions(along):
-        return replace(factor, there=_taken(there, dim, shown)), False
+        return factor.moved_by(taken), False
     if not isinstance(along, Positions):
         raise refuse(call, f"{cut} cuts a dimension that is merged of positions and others")
     parts = _joined_parts(along, shown)
     if parts is not None:
-        return replace(factor.knowing(dim, parts), there=_taken(there, dim, shown)), False
+        return factor.knowing(dim, parts).moved_by(taken), False
     if not along.contiguous:
         raise refuse(call, f"{cut} would count what lies between the positions of a sample; see masked_dispatch.align")
+    known = factor.knowing(dim, replace(along, parts=()))
     if cut.start < 0:
         if along.from_start:
             batch_end(str(cut), f"masked_dispatch.last(x, {dim}, k={-cut.start})")
-        return replace(factor.knowing(dim, replace(along, parts=())), there=_taken(there, dim, shown)), False
+        return known.moved_by(taken), False
     if not along.from_start and (0 <= cut.stop < size or cut.step != 1):
         raise refuse(
             call,
@@ -184,12 +180,14 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
             f"masked_dispatch.align(x, {dim}) count from each sample's own",
         )
     length = max(len(range(shown.start, shown.stop, shown.step)), 0)
-    ahead = _taken(there, dim, slice(min(cut.first + cut.last, size), size, cut.step)).narrow(dim, 0, length)
-    known = replace(factor.knowing(dim, replace(along, parts=())), there=ahead)
+    ahead = slice(min(cut.first + cut.last, size), size, cut.step)
     if along.from_start:
-        return known, cut.last > 0
-    behind = there.narrow(dim, 0, length)
-    return replace(known, there=intersect(ahead, behind)), True
+        return known.moved_by(lambda there: _taken(there, dim, ahead).narrow(dim, 0, length)), cut.last > 0
+
+    def at_both_ends(there: Tensor) -> Tensor:
+        return _taken(there, dim, ahead).narrow(dim, 0, length) & there.narrow(dim, 0, length)
+
+    return known.moved_by(at_both_ends), True
 
 
 def _taken(there: Tensor, dim: int, part: slice) -> Tensor:
@@ -234,5 +232,4 @@ def unfolded(call: Bound, labels: Labels, run: Run) -> Dense:
         windows = as_bool(there).unfold(dim, size, step).all(-1)
         factors.append(Factor(known, as_int8(windows).unsqueeze(-1)).knowing(dim, replace(along, parts=())))
     assert record.extent is not None
-    extent = extent_of(factors, record.extent.is_mask)
-    return PartOfEach(result.data, intersect(result.validity, conjunction(factors)), extent)
+    return Outcome(result.data, result.validity, Extent(tuple(factors), record.extent.is_mask), "part")

@@ -15,16 +15,12 @@ from torch import Tensor
 
 from op_registry.authoring import (
     Dense,
-    Factor,
     MaskedSemanticsError,
     Number,
     aligned_validity,
-    along_dim,
     as_bool,
     as_int8,
-    as_positions,
-    factors_of,
-    with_factors,
+    extents,
 )
 
 
@@ -70,7 +66,7 @@ def crops(x: Dense, spatial: int) -> list[Crop]:
 
 def crop_of_extent(x: Dense, dim: int, size: int) -> Crop:
     """The positions that are there along one dimension, which follow one another."""
-    there = along_dim(x, dim)
+    there = extents.along_dim(x, dim)
     if there is None:
         everywhere = torch.zeros(1, dtype=torch.int64, device=x.device)
         return Crop(everywhere, everywhere + size, size)
@@ -97,17 +93,16 @@ def cropped_result(data: Tensor, along: Along, x: Dense, valid: Tensor | None) -
         return Dense(data, validity)
     spatial = len(along)
     lead = x.ndim - spatial
-    factors = [f for f in factors_of(x) if all(f.along[lead + d] is None for d in range(spatial))]
+    factors = [f for f in extents.factors_of(x) if all(f.along[lead + d] is None for d in range(spatial))]
     for d, (window, box) in enumerate(along):
-        known = [f.along for f in factors_of(x) if f.along[lead + d] is not None]
+        known = [f.along for f in extents.factors_of(x) if f.along[lead + d] is not None]
         if known:
             there = window.of_crop(box)
             shape = [1] * x.ndim
             shape[0 if lead > 1 else lead + d], shape[lead + d] = there.shape[0], there.shape[1]
-            factors.append(
-                Factor(known[0], as_int8(there).reshape(shape)).knowing(lead + d, as_positions(known[0][lead + d]))
-            )
-    return with_factors(Dense(data, validity), factors, padded=False, grows=False)
+            factor = extents.Factor(known[0], as_int8(there).reshape(shape))
+            factors.append(factor.knowing(lead + d, extents.as_positions(known[0][lead + d])))
+    return extents.with_factors(Dense(data, validity), factors, padded=False, grows=False)
 
 
 def per_sample(along: Sequence[Tensor], x: Dense) -> Tensor:

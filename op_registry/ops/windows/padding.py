@@ -26,19 +26,17 @@ from op_registry.authoring import (
     CONTRACTION,
     MOVEMENT,
     POOLING,
-    WITHIN_SAMPLES,
     Dense,
     MaskedSemanticsError,
     Rule,
     as_bool,
     as_int8,
+    extents,
     intersect,
     lowest,
     map_tensors,
     masked_rule,
     packet_name,
-    with_factors,
-    without,
 )
 from op_registry.ops.windows import convolution, pooling
 from op_registry.ops.windows.convolution import per_dim
@@ -67,7 +65,7 @@ def when_padding(rule: Rule) -> Rule:
 
 def within_samples(rule: Rule) -> Rule:
     """The same, for a rule that also runs where windows meet an extent."""
-    WITHIN_SAMPLES.update(dict.fromkeys(rule.ops, rule))
+    extents.WITHIN_SAMPLES.update(dict.fromkeys(rule.ops, rule))
     return when_padding(rule)
 
 
@@ -294,7 +292,8 @@ def max_pool(
 
 def in_bins(data: Tensor, x: Dense, validity: Tensor, spatial: int) -> Dense:
     """A result of adaptive pooling, whose bins are all there."""
-    return with_factors(Dense(data, validity), without(x, range(x.ndim - spatial, x.ndim)), padded=False, grows=False)
+    others = extents.without(x, range(x.ndim - spatial, x.ndim))
+    return extents.with_factors(Dense(data, validity), others, padded=False, grows=False)
 
 
 @masked_rule(*pooling.adaptive_avg_pool.ops, category=POOLING, takes_op=True, register=within_samples)

@@ -17,19 +17,15 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     MOVEMENT,
     POOLING,
-    WITHIN_SAMPLES,
     Dense,
-    Factor,
     MaskedSemanticsError,
     Number,
     Rule,
-    along_dim,
     as_bool,
     as_int8,
-    factors_of,
+    extents,
     masked_rule,
     packet_name,
-    with_factors,
 )
 from op_registry.ops.windows.interpolation import LINEAR, NEAREST, upsample_vec
 from op_registry.ops.windows.pooling import spatial_dims
@@ -39,16 +35,24 @@ aten = torch.ops.aten
 
 def within_samples(rule: Rule) -> Rule:
     """For `masked_rule`: the rule is not registered; it runs where windows meet an extent."""
-    WITHIN_SAMPLES.update(dict.fromkeys(rule.ops, rule))
+    extents.WITHIN_SAMPLES.update(dict.fromkeys(rule.ops, rule))
     return rule
 
 
-def changed_along(factors: Sequence[Factor], dim: int, change: Callable[[Tensor], Tensor]) -> list[Factor]:
+def changed_along(
+    factors: Sequence[extents.Factor], dim: int, change: Callable[[Tensor], Tensor]
+) -> list[extents.Factor]:
     """The factors, with another boolean where they depend on `dim`."""
-    return [f if f.along[dim] is None else Factor(f.along, as_int8(change(_there(f)))) for f in factors]
+    return [f if f.along[dim] is None else extents.Factor(f.along, as_int8(change(_there(f)))) for f in factors]
 
 
-def _there(factor: Factor) -> Tensor:
+def finished(result: Dense, factors: Sequence[extents.Factor]) -> Dense:
+    """A result that is valid only where these factors say that it is there."""
+    found: Dense = extents.finished(extents.with_factors(result, factors, padded=False))
+    return found
+
+
+def _there(factor: extents.Factor) -> Tensor:
     assert factor.there is not None
     return as_bool(factor.there)
 
@@ -59,11 +63,11 @@ def constant_pad_nd(x: Dense, pad: Sequence[int], value: Number = 0) -> Dense:
     validity = x.full_validity
     assert validity is not None
     valid = as_bool(aten.constant_pad_nd(validity, pad, 1))
-    factors = list(factors_of(x))
+    factors = list(extents.factors_of(x))
     for n in range(len(pad) // 2):
         before, after = pad[2 * n], pad[2 * n + 1]
         dim = x.ndim - 1 - n
-        own = along_dim(x, dim)
+        own = extents.along_dim(x, dim)
         if own is None or (before == 0 and after == 0):
             continue
         sizes = [0, 0] * n + [before, after]
@@ -71,7 +75,7 @@ def constant_pad_nd(x: Dense, pad: Sequence[int], value: Number = 0) -> Dense:
         elements = as_bool(aten.constant_pad_nd(own, sizes, 0))
         data, valid = torch.where(elements, data, value), torch.where(elements, valid, True)
         factors = changed_along(factors, dim, functools.partial(_grown, last=n, before=before, after=after))
-    return with_factors(Dense(data.to(x.dtype), as_int8(valid)), factors, padded=False)
+    return finished(Dense(data.to(x.dtype), as_int8(valid)), factors)
 
 
 def _grown(there: Tensor, last: int, before: int, after: int) -> Tensor:
@@ -97,11 +101,11 @@ def upsample(op: OpOverload, input: Dense, output_size: Sequence[int] | None, *o
             "padded to a batch."
         )
     spatial = spatial_dims(op)
-    data, validity, found = input.data, input.full_validity, list(factors_of(input))
+    data, validity, found = input.data, input.full_validity, list(extents.factors_of(input))
     assert validity is not None
     for d, factor in enumerate(factors):
         dim = input.ndim - spatial + d
-        own = along_dim(input, dim)
+        own = extents.along_dim(input, dim)
         if own is None:
             continue
         size = input.shape[dim]
@@ -111,7 +115,7 @@ def upsample(op: OpOverload, input: Dense, output_size: Sequence[int] | None, *o
         data, validity = data.gather(dim, edge), validity.gather(dim, edge)
         found = changed_along(found, dim, functools.partial(_scaled, dim=dim, size=size, factor=factor))
     result: Dense = upsample_vec.run(op, Dense(data, validity), None, *options)
-    return with_factors(result, found, padded=False)
+    return finished(result, found)
 
 
 def _scaled(there: Tensor, dim: int, size: int, factor: float) -> Tensor:

@@ -1,0 +1,220 @@
+"""What is known of a call's results is remembered: a call of the same operator on the same sizes finds it again.
+
+Which dimensions an extent depends on, and whether the mask says it all, is known without reading a tensor. Only the
+booleans of results with several factors depend on the operands; they are computed when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.extents import ends
+from op_registry.extents.factors import Boolean, Extent, Factor, conjunction, extent_of, said_of
+from op_registry.extents.follow import Outcome
+from op_registry.records.dense import Dense, map_tensors
+from op_registry.records.validity import intersect
+from op_registry.rule import Rule, Run
+
+# Extents of a call's results, with how their masks follow; None for a result without one.
+Plan = list["tuple[Extent | None, str] | None"]
+_plans: dict[Any, Plan] = {}
+_MOST = 8192
+
+_STATIC = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class PartOfEach(Dense):
+    """A view whose mask hides more than that part of its base's mask: what is no position of a sample's own part."""
+
+    __slots__ = ()
+
+
+def remembered(
+    run: Run,
+    rule: Rule,
+    op: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    outcome: Callable[[Run, Rule, OpOverload, Sequence[Any], Mapping[str, Any]], Any],
+) -> Any:
+    """The results of a call; `outcome` finds them, and their extents, the first time."""
+    records: list[Dense] = []
+    key = _key((*args, *kwargs.items()), records)
+    if key is None:
+        return _each(outcome(run, rule, op, args, kwargs), finished)
+    key = (rule, op, key)
+    plan = _plans.get(key)
+    if plan is None:
+        return _first(key, records, run, rule, op, args, kwargs, outcome)
+    result = run(*args, **kwargs)
+    if isinstance(result, Dense):
+        return _as_planned(result, plan[0], records)
+    told = iter(plan)
+    return _each(result, lambda r: _as_planned(r, next(told), records))
+
+
+def _key(values: Sequence[Any], records: list[Dense]) -> tuple[Any, ...] | None:
+    """What the extents of results depend on; None if that can't be told without values. Collects the records."""
+    key: list[Any] = []
+    for value in values:
+        if isinstance(value, Dense):
+            if type(value.data) not in _PLAIN:
+                return None
+            records.append(value)
+            extent = value.extent
+            known = (value.validity is None) if extent is None else extent.number + 2
+            key += (value.data.shape, known)
+        elif type(value) in _STATIC:
+            key.append(value)
+        elif type(value) is float:
+            key.append(float)
+        elif type(value) in (list, tuple):
+            inner = _key(value, records)
+            if inner is None:
+                return None
+            key.append(inner)
+        else:
+            return None
+    return tuple(key)
+
+
+class Root(Boolean):
+    """The boolean of an operand's factor while a plan is made; to compute it makes the call one without a plan."""
+
+    __slots__ = ("number", "plan_of", "said")
+
+    def __init__(self, said: Tensor | Boolean, number: tuple[int, int], plan_of: _Making) -> None:
+        super().__init__(lambda: self._compute(), ())
+        self.said, self.number, self.plan_of = said, number, plan_of
+
+    def _compute(self) -> Tensor:
+        self.plan_of.reads = True
+        return self.said.value() if isinstance(self.said, Boolean) else self.said
+
+
+class _Making:
+    """The making of a plan: operands with roots in place of their booleans, and the rule's own results."""
+
+    def __init__(self, records: Sequence[Dense], run: Run) -> None:
+        self.reads, self.run, self.raw = False, run, None
+        self.originals: dict[int, Dense] = {}
+        self.standing: list[Dense] = []
+        for i, record in enumerate(records):
+            extent = record.extent
+            if extent is not None:
+                factors = [
+                    Factor(f.along, Root(said_of(record, f), (i, j), self)) for j, f in enumerate(extent.factors)
+                ]
+                extent = Extent(tuple(factors), extent.is_mask)
+            standing = Dense(record.data, record.validity, extent)
+            self.originals[id(standing)] = record
+            self.standing.append(standing)
+
+    def on_originals(self, *args: Any, **kwargs: Any) -> Any:
+        def original(record: Dense) -> Dense:
+            return self.originals.get(id(record), record)
+
+        self.raw = self.run(
+            *[map_tensors(original, a, Dense) for a in args],
+            **{k: map_tensors(original, v, Dense) for k, v in kwargs.items()},
+        )
+        return self.raw
+
+
+def _first(
+    key: Any,
+    records: Sequence[Dense],
+    run: Run,
+    rule: Rule,
+    op: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    outcome: Callable[..., Any],
+) -> Any:
+    making, told = _Making(records, run), ends.told
+    standing = iter(making.standing)
+    args = [map_tensors(lambda _: next(standing), a, Dense) for a in args]
+    kwargs = {k: map_tensors(lambda _: next(standing), v, Dense) for k, v in kwargs.items()}
+    result = outcome(making.on_originals, rule, op, args, kwargs)
+    raw, outcomes = _flat(making.raw), _flat(result)
+    if any(r is record for r in raw for record in records):
+        return making.raw  # an operand itself
+    quiet = not making.reads and ends.told == told and len(raw) == len(outcomes)
+    if quiet and all(_is_of(r, o) for r, o in zip(raw, outcomes, strict=True)):
+        if len(_plans) > _MOST:
+            _plans.clear()
+        _plans[key] = [(o.extent, getattr(o, "mask", "kept")) if isinstance(o, Dense) else None for o in outcomes]
+    return _each(result, finished)
+
+
+def _is_of(raw: Any, outcome: Any) -> bool:
+    """Whether a result has the rule's own data and validity."""
+    return raw is outcome or (
+        isinstance(raw, Dense)
+        and isinstance(outcome, Dense)
+        and raw.data is outcome.data
+        and raw.validity is outcome.validity
+    )
+
+
+def _flat(result: Any) -> list[Any]:
+    if isinstance(result, (list, tuple)):
+        return [r for item in result for r in _flat(item)]
+    return [result]
+
+
+def _each(result: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(result, (list, tuple)):
+        changed = [_each(r, change) for r in result]
+        return type(result)(changed) if type(result) in (list, tuple) else type(result)(*changed)
+    return change(result)
+
+
+def _as_planned(result: Any, told: tuple[Extent | None, str] | None, records: Sequence[Dense]) -> Any:
+    if told is None or not isinstance(result, Dense) or any(result is record for record in records):
+        return result
+    extent, mask = told
+    if extent is not None and any(f.said is not None for f in extent.factors):
+        made: dict[int, Tensor | Boolean] = {}
+        factors = tuple(Factor(f.along, _replayed(f.said, records, made)) for f in extent.factors)
+        extent = Extent(factors, extent.is_mask)
+    if mask == "kept":
+        result.extent = extent
+        return result
+    return finished(Outcome(result.data, result.validity, extent, mask))  # type: ignore[arg-type]
+
+
+def _replayed(said: Tensor | Boolean | None, records: Sequence[Dense], made: dict[int, Any]) -> Any:
+    """The boolean that was computed of the operands of the first call, of those of this one."""
+    if not isinstance(said, Boolean):
+        return said
+    found = made.get(id(said))
+    if found is None:
+        if isinstance(said, Root):
+            i, j = said.number
+            extent = records[i].extent
+            assert extent is not None
+            found = said_of(records[i], extent.factors[j])
+        else:
+            found = Boolean(said.move, tuple([_replayed(b, records, made) for b in said.of]))
+        made[id(said)] = found
+    return found
+
+
+def finished(result: Any) -> Any:
+    """A result whose validity agrees with its extent."""
+    if not isinstance(result, Outcome):
+        return result
+    extent, mask = result.extent, result.mask
+    if extent is None or mask == "kept":
+        return Dense(result.data, result.validity, extent)
+    there = conjunction(extent.factors)
+    validity = there if mask == "there" else intersect(result.validity, there)
+    kind = PartOfEach if mask == "part" else Dense
+    return kind(result.data, validity, extent_of(extent.factors, extent.is_mask))
