@@ -3,8 +3,9 @@
 torch.distributed's own functions accept masked tensors without any call to this module. Its `sum`, `mean`, `var` and
 `count` reduce over the valid elements of all ranks, and `mean_loss` computes the loss for data-parallel training.
 
-collectives.py     the semantics of each collective, and its messages
-sparse_collectives.py  collectives of sparsely stored tensors
+collectives.py     the semantics of each collective
+calls.py           the agreement, the messages and the results of one collective
+sparse_calls.py    the same for sparsely stored tensors
 point_to_point.py  send and recv
 agreement.py       the descriptions that ranks exchange before they send data
 records.py         reductions and movements of dense records

@@ -22,8 +22,10 @@ from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked, unwrap_argument
 from masked_dispatch.distributed import sparse_functional
 from masked_dispatch.distributed.agreement import described
-from masked_dispatch.distributed.collectives import any_partial, problem_of_splits, reducing_problem, stacked, start
-from masked_dispatch.distributed.records import Masks, exchanged, moved, reduced
+from masked_dispatch.distributed.calls import Call as EagerCall
+from masked_dispatch.distributed.calls import any_partial
+from masked_dispatch.distributed.collectives import problem_of_splits
+from masked_dispatch.distributed.records import Masks, exchanged, in_one, moved, problem_of_reduction, reduced
 from masked_dispatch.distributed.transport import Functional
 from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -57,7 +59,8 @@ class Call:
         self.width = 8 if traced else 1
         if not traced:
             with torch.no_grad():
-                self.partial = any_partial(start(process_group, name, [tensor], [], shown=shown, problem=problem))
+                agreed = EagerCall(process_group, name, [tensor], [], shown=shown, problem=problem)
+                self.partial = any_partial(agreed.everyone)
 
     @property
     def masks(self) -> Masks:
@@ -80,7 +83,7 @@ def by_storage(sparse: Callable[..., Tensor]) -> Callable[[Callable[..., MaskedT
 @by_storage(sparse_functional.all_reduce)
 def all_reduce(tensor: Tensor, reduce_op: str, group: Group) -> MaskedTensor:
     op = reduce_op.lower()
-    call = Call(f"all_reduce {op.upper()}", tensor, group, problem=reducing_problem(op, tensor))
+    call = Call(f"all_reduce {op.upper()}", tensor, group, problem=problem_of_reduction(op, tensor.dtype))
     return wrap_record(reduced([call.record], op, call.ranks, call.masks, call.send.all_reduce, call.narrow)())
 
 
@@ -88,7 +91,7 @@ def all_reduce(tensor: Tensor, reduce_op: str, group: Group) -> MaskedTensor:
 def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group: Group) -> MaskedTensor:
     op = reduce_op.lower()
     rows = tensor.shape[0] if tensor.ndim else 0
-    problem = reducing_problem(op, tensor)
+    problem = problem_of_reduction(op, tensor.dtype)
     if rows % group_size:
         problem = f"the input of shape {tuple(tensor.shape)} has {rows} rows, which {group_size} ranks do not divide"
     call = Call(f"reduce_scatter_tensor {op.upper()}", tensor, group, problem=problem)
@@ -100,9 +103,8 @@ def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group
 def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Group) -> MaskedTensor:
     call = Call("all_gather_into_tensor", tensor, group)
     arriving = moved([call.record], call.partial, call.send.all_gather, call.width)
-    parts = stacked(arriving.split([tensor.shape] * call.ranks))
     shape = (call.ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.ndim else (call.ranks,)
-    return wrap_record(parts.map(lambda t: t.reshape(shape)))
+    return wrap_record(in_one(arriving.split([tensor.shape] * call.ranks), shape))
 
 
 @by_storage(sparse_functional.broadcast)
@@ -132,9 +134,7 @@ def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[in
     shapes = [torch.Size((rows, *tensor.shape[1:])) for rows in received]
     arriving, leaving = ([rows * of_row for rows in splits] for splits in (received, sent))
     exchange = exchanged(parts, arriving, leaving, call.partial, call.send.all_to_all, call.width)
-    arrived = exchange.split(shapes)
-    validities = [record.validity for record in arrived if record.validity is not None]
-    return wrap_record(Dense(torch.cat([r.data for r in arrived]), torch.cat(validities) if validities else None))
+    return wrap_record(in_one(exchange.split(shapes), (sum(received), *tensor.shape[1:])))
 
 
 def all_reduce_(tensor: Tensor, reduce_op: str, group: Group) -> Tensor:

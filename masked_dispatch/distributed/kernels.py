@@ -9,7 +9,7 @@ the inputs of reduce_scatter and scatter. If only those are masked, the replaced
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import distributed
@@ -17,9 +17,9 @@ from torch._ops import OpOverload
 
 from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.run_rule import PLAIN, SPARSE, Kernel, has_masked, storage_among
-from masked_dispatch.distributed import collectives as dense
-from masked_dispatch.distributed import point_to_point
-from masked_dispatch.distributed import sparse_collectives as sparse
+from masked_dispatch.distributed import collectives, point_to_point
+from masked_dispatch.distributed.calls import Call, Finish
+from masked_dispatch.distributed.sparse_calls import SparseCall
 from masked_dispatch.distributed.works import work_for
 from masked_dispatch.distributed_internals import boxed_work, collective_named, process_group_of
 from masked_dispatch.replacements.replacing import replace
@@ -27,48 +27,29 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, schema_of
 
-Collective = Callable[..., dense.Finish]
+Collective = Callable[..., Finish]
 
-
-class ByStorage(NamedTuple):
-    """The implementations of a collective for dense and for sparse storage."""
-
-    for_dense: Collective
-    for_sparse: Collective
-
-
-REDUCE_SCATTER = ByStorage(dense.reduce_scatter, sparse.reduce_scatter)
-ALL_GATHER = ByStorage(dense.all_gather, sparse.all_gather)
-GATHER = ByStorage(dense.gather, sparse.gather)
-SCATTER = ByStorage(dense.scatter, sparse.scatter)
-
-# Each operator maps to its implementations, and to the index of the argument that it returns beside a Work, or None.
-SERVED: dict[str, tuple[ByStorage, int | None]] = {
-    "allreduce_": (ByStorage(dense.all_reduce, sparse.all_reduce), 0),
-    "allreduce_coalesced_": (ByStorage(dense.all_reduce_coalesced, sparse.all_reduce_coalesced), None),
-    "reduce_": (ByStorage(dense.reduce, sparse.reduce), None),
-    "reduce_scatter_": (REDUCE_SCATTER, 0),
-    "_reduce_scatter_base_": (ByStorage(dense.reduce_scatter_tensor, sparse.reduce_scatter_tensor), 0),
-    "reduce_scatter_tensor_coalesced_": (
-        ByStorage(dense.reduce_scatter_tensor_coalesced, sparse.reduce_scatter_tensor_coalesced),
-        None,
-    ),
-    "broadcast_": (ByStorage(dense.broadcast, sparse.broadcast), 0),
-    "allgather_": (ALL_GATHER, 0),
-    "allgather_coalesced_": (ByStorage(dense.all_gather_coalesced, sparse.all_gather_coalesced), None),
-    "_allgather_base_": (ByStorage(dense.all_gather_into_tensor, sparse.all_gather_into_tensor), 0),
-    "allgather_into_tensor_coalesced_": (
-        ByStorage(dense.all_gather_into_tensor_coalesced, sparse.all_gather_into_tensor_coalesced),
-        None,
-    ),
-    "gather_": (GATHER, None),
-    "gather_into_tensor_": (ByStorage(dense.gather_into_tensor, sparse.gather_into_tensor), 0),
-    "scatter_": (SCATTER, 0),
-    "alltoall_": (ByStorage(dense.all_to_all, sparse.all_to_all), 0),
-    "alltoall_base_": (ByStorage(dense.all_to_all_single, sparse.all_to_all_single), None),
-    "send": (ByStorage(point_to_point.send, point_to_point.send), None),
-    "recv_": (ByStorage(point_to_point.recv, point_to_point.recv), None),
-    "recv_any_source_": (ByStorage(point_to_point.recv_any_source, point_to_point.recv_any_source), None),
+# Each operator maps to its collective, and to the index of the argument that it returns beside a Work, or None.
+SERVED: dict[str, tuple[Collective, int | None]] = {
+    "allreduce_": (collectives.all_reduce, 0),
+    "allreduce_coalesced_": (collectives.all_reduce_coalesced, None),
+    "reduce_": (collectives.reduce, None),
+    "reduce_scatter_": (collectives.reduce_scatter, 0),
+    "_reduce_scatter_base_": (collectives.reduce_scatter_tensor, 0),
+    "reduce_scatter_tensor_coalesced_": (collectives.reduce_scatter_tensor_coalesced, None),
+    "broadcast_": (collectives.broadcast, 0),
+    "allgather_": (collectives.all_gather, 0),
+    "allgather_coalesced_": (collectives.all_gather_coalesced, None),
+    "_allgather_base_": (collectives.all_gather_into_tensor, 0),
+    "allgather_into_tensor_coalesced_": (collectives.all_gather_into_tensor_coalesced, None),
+    "gather_": (collectives.gather, None),
+    "gather_into_tensor_": (collectives.gather_into_tensor, 0),
+    "scatter_": (collectives.scatter, 0),
+    "alltoall_": (collectives.all_to_all, 0),
+    "alltoall_base_": (collectives.all_to_all_single, None),
+    "send": (point_to_point.send, None),
+    "recv_": (point_to_point.recv, None),
+    "recv_any_source_": (point_to_point.recv_any_source, None),
 }
 
 # These arguments do not affect the result: messages are asynchronous here, use the group's timeout, and each process
@@ -76,7 +57,7 @@ SERVED: dict[str, tuple[ByStorage, int | None]] = {
 _NOT_PASSED_ON = ("async_op", "timeout", "sparse_indices", "root_tensor")
 
 
-def collective_kernel(op: OpOverload, collective: ByStorage, returned: int | None) -> Kernel:
+def collective_kernel(op: OpOverload, collective: Collective, returned: int | None) -> Kernel:
     """Return a kernel that starts the collective and returns a Work, whose `wait()` finishes it."""
     names = [argument.name for argument in schema_of(op).arguments]
 
@@ -87,7 +68,7 @@ def collective_kernel(op: OpOverload, collective: ByStorage, returned: int | Non
             return redispatch(op, keyset, args, kwargs)
         given["process_group"] = process_group_of(given["process_group"])
         if "reduce_op" in given:
-            given["reduce_op"] = dense.name_of(given["reduce_op"].op())
+            given["reduce_op"] = collectives.name_of(given["reduce_op"].op())
         passed_on = (given[n] for n in names if n in given and n not in _NOT_PASSED_ON)
         work = boxed_work(started_for(storage, collective, *passed_on))
         return work if returned is None else (args[returned], work)
@@ -95,17 +76,17 @@ def collective_kernel(op: OpOverload, collective: ByStorage, returned: int | Non
     return kernel
 
 
-def started(collective: ByStorage, *args: object) -> distributed.Work:
+def started(collective: Collective, *args: object) -> distributed.Work:
     """Start the collective for the storage of its tensors."""
     return started_for(storage_among(args), collective, *args)
 
 
-def started_for(storage: int, collective: ByStorage, *args: object) -> distributed.Work:
+def started_for(storage: int, collective: Collective, *args: object) -> distributed.Work:
     """Start the collective without autograd: torch's collectives are not differentiable either."""
     with torch.no_grad():
         if storage == SPARSE:
-            return work_for(collective.for_sparse(*map(complex_again, args)))
-        return work_for(collective.for_dense(*args))
+            return work_for(collective(SparseCall, *map(complex_again, args)))
+        return work_for(collective(Call, *args))
 
 
 def complex_again(argument: Any) -> Any:
@@ -118,11 +99,11 @@ def complex_again(argument: Any) -> Any:
 
 
 # Each method of a process group maps to its collective, and to a function that picks the arguments from its options.
-_LISTS_OF_LISTS: dict[str, tuple[ByStorage, Callable[[Any], tuple[object, ...]]]] = {
-    "allgather": (ALL_GATHER, lambda options: ()),
-    "gather": (GATHER, lambda options: (options.rootRank,)),
-    "scatter": (SCATTER, lambda options: (options.rootRank,)),
-    "reduce_scatter": (REDUCE_SCATTER, lambda options: (dense.name_of(options.reduceOp.op),)),
+_LISTS_OF_LISTS: dict[str, tuple[Collective, Callable[[Any], tuple[object, ...]]]] = {
+    "allgather": (collectives.all_gather, lambda options: ()),
+    "gather": (collectives.gather, lambda options: (options.rootRank,)),
+    "scatter": (collectives.scatter, lambda options: (options.rootRank,)),
+    "reduce_scatter": (collectives.reduce_scatter, lambda options: (collectives.name_of(options.reduceOp.op),)),
 }
 
 
@@ -134,7 +115,7 @@ def is_unseen(
     return not seen and has_masked((outputs, inputs))
 
 
-def of_lists(collective: ByStorage, chosen: Callable[[Any], tuple[object, ...]]) -> Callable[..., distributed.Work]:
+def of_lists(collective: Collective, chosen: Callable[[Any], tuple[object, ...]]) -> Callable[..., distributed.Work]:
     """Return the replacement for a process group's method, for nested lists of masked tensors beside plain tensors."""
 
     def start(

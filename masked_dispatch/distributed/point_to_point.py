@@ -15,23 +15,18 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from masked_dispatch.distributed.agreement import HEADER, Description, decoded, described, encoded, unanswered
+from masked_dispatch.distributed.calls import Call, Finish
 from masked_dispatch.distributed.entries import decoded as decoded_entries
 from masked_dispatch.distributed.entries import encoded as encoded_entries
 from masked_dispatch.distributed.entries import form_of
+from masked_dispatch.distributed.entries import record_of_entries as rebuilt
 from masked_dispatch.distributed.fields import packed_size
-from masked_dispatch.distributed.operands import (
-    is_partial,
-    problem_of_outputs,
-    record_of,
-    write,
-)
+from masked_dispatch.distributed.operands import is_partial, problem_of_outputs, record_of
 from masked_dispatch.distributed.records import Moved, joined, joined_masks
-from masked_dispatch.distributed.sparse_collectives import Parcel, problem_of_sparse, stored_record, write_each
+from masked_dispatch.distributed.sparse_calls import Parcel, SparseCall, problem_of_sparse, stored_record
 from masked_dispatch.distributed.transport import Awaited, awaited, in_bytes
-from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 
-Finish = Callable[[], None]
 # Tags of plain messages are small numbers.
 _TAGS = 1 << 28
 _PARTS = 4
@@ -53,10 +48,10 @@ class Channel:
         return awaited(work, message)
 
 
-def send(tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Finish:
+def send(of: type[Call], tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Finish:
     (tensor,) = tensors
     channel = Channel(group, peer, tag)
-    sparse = isinstance(tensor, SparseMaskedTensor)
+    sparse = of is SparseCall
     problem = problem_of_sparse(tensors, []) if sparse else None
     parcel = Parcel(tensor) if sparse and problem is None else None
     partial = is_partial(tensors) if parcel is None else parcel.partial
@@ -90,10 +85,10 @@ def wait_for(messages: Sequence[Awaited]) -> None:
         arrived()
 
 
-def recv(tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Finish:
+def recv(of: type[Call], tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Finish:
     (tensor,) = tensors
     channel = Channel(group, peer, tag)
-    sparse = isinstance(tensor, SparseMaskedTensor)
+    sparse = of is SparseCall
     problem = (problem_of_sparse([], tensors) if sparse else None) or problem_of_outputs(tensors)
     mine = Description("recv", (described(tensor),), problem=problem)
     sent = channel.send(_EXPECTED, encoded(mine).to(tensor.device))
@@ -108,7 +103,7 @@ def recv(tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Fin
         form, (entries,) = form_of(stored_record(tensor)), offer.entries
         size = sum(form.sizes_in_bytes(entries, offer.partial))
         arriving = channel.receive(_DATA, torch.empty(size, dtype=torch.uint8, device=tensor.device))
-        return lambda: write_each([tensor], [decoded_entries(arriving(), form, entries, offer.partial)], form)
+        return lambda: of.write(tensor, rebuilt(decoded_entries(arriving(), form, entries, offer.partial), form))
 
     def ask_for_record(offer: Description) -> Callable[[], None]:
         data = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
@@ -118,7 +113,7 @@ def recv(tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Fin
             fields = torch.empty(packed_size(tensor.numel(), 1), dtype=torch.uint8, device=tensor.device)
             masks = channel.receive(_MASK, fields)
         moved = Moved(lambda: (arriving(), data)[1], masks)
-        return lambda: write(tensor, moved.split([tensor.shape])[0])
+        return lambda: of.write(tensor, moved.split([tensor.shape])[0])
 
     asked = in_background(ask_for_data, ("recv", group, peer, tag))
 
@@ -169,7 +164,7 @@ def in_background(ask: Callable[[], Finish], key: Side) -> Callable[[], Finish]:
     return wait
 
 
-def recv_any_source(tensors: list[Tensor], group: ProcessGroup, tag: int) -> Finish:
+def recv_any_source(of: type[Call], tensors: list[Tensor], group: ProcessGroup, tag: int) -> Finish:
     raise MaskedSemanticsError(
         f"recv from any rank into a masked tensor ({described(tensors[0])}): its mask comes in a message of its own, "
         "which has to be from the same rank. Name the sender, recv(x, src=rank)."

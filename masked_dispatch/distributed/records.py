@@ -231,3 +231,10 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 def joined_masks(records: Sequence[Dense], width: int = 1) -> Tensor:
     with torch.no_grad():
         return joined([pack(validity_of(record), width) for record in records])
+
+
+def in_one(records: Sequence[Dense], shape: Sequence[int]) -> Dense:
+    """Concatenate the elements of records into one record of this shape."""
+    data = joined([record.data.reshape(-1) for record in records])
+    validities = [record.validity.reshape(-1) for record in records if record.validity is not None]
+    return Dense(data.view(shape), joined(validities).view(shape) if validities else None)

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from masked_dispatch.autograd.sparse import values_at
-from masked_dispatch.distributed import sparse_collectives
-from masked_dispatch.distributed.collectives import Finish
+from masked_dispatch.distributed import collectives
+from masked_dispatch.distributed.calls import Finish
+from masked_dispatch.distributed.sparse_calls import SparseCall
 from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from op_registry import MaskedSemanticsError
@@ -96,8 +97,8 @@ def all_reduce(tensor: SparseMaskedTensor, reduce_op: str, group: Group) -> Tens
 
     def reduced(x: SparseMaskedTensor) -> Tensor:
         result = _copy(x, "all_reduce")
-        start: Callable[..., Finish] = sparse_collectives.all_reduce
-        return _done(start([result], process_group_named(group), divisor.op, divisor.counted), result)
+        finish = collectives.all_reduce(SparseCall, [result], process_group_named(group), divisor.op, divisor.counted)
+        return _done(finish, result)
 
     return _differentiable(tensor, reduced, lambda grad: all_reduce(divisor.of(grad), "sum", group))
 
@@ -105,7 +106,7 @@ def all_reduce(tensor: SparseMaskedTensor, reduce_op: str, group: Group) -> Tens
 def broadcast(tensor: SparseMaskedTensor, src: int, group: Group) -> Tensor:
     def sent(x: SparseMaskedTensor) -> Tensor:
         result = _copy(x, "broadcast")
-        return _done(sparse_collectives.broadcast([result], process_group_named(group), src), result)
+        return _done(collectives.broadcast(SparseCall, [result], process_group_named(group), src), result)
 
     def back(grad: SparseMaskedTensor) -> Tensor:
         """Sum the gradients over ranks on the sending rank; the operands of other ranks get no gradient."""
@@ -120,8 +121,8 @@ def reduce_scatter_tensor(tensor: SparseMaskedTensor, reduce_op: str, group_size
 
     def reduced(x: SparseMaskedTensor) -> Tensor:
         result = _rows_of(x, x.shape[0] // group_size, "reduce_scatter_tensor")
-        start: Callable[..., Finish] = sparse_collectives.reduce_scatter_tensor
-        return _done(start(result, x, process_group_named(group), divisor.op, divisor.counted), result)
+        options = (process_group_named(group), divisor.op, divisor.counted)
+        return _done(collectives.reduce_scatter_tensor(SparseCall, result, x, *options), result)
 
     return _differentiable(tensor, reduced, lambda grad: all_gather_into_tensor(divisor.of(grad), group_size, group))
 
@@ -129,7 +130,7 @@ def reduce_scatter_tensor(tensor: SparseMaskedTensor, reduce_op: str, group_size
 def all_gather_into_tensor(tensor: SparseMaskedTensor, group_size: int, group: Group) -> Tensor:
     def gathered(x: SparseMaskedTensor) -> Tensor:
         parts: list[Tensor] = [_copy(x, "all_gather_into_tensor") for _ in range(group_size)]
-        sparse_collectives.all_gather([parts], [x], process_group_named(group))()
+        collectives.all_gather(SparseCall, [parts], [x], process_group_named(group))()
         return torch.cat(parts)
 
     return _differentiable(tensor, gathered, lambda grad: reduce_scatter_tensor(grad, "sum", group_size, group))
@@ -140,8 +141,8 @@ def all_to_all_single(tensor: SparseMaskedTensor, received: Sequence[int], sent:
 
     def exchanged(x: SparseMaskedTensor) -> Tensor:
         result = _rows_of(x, sum(received), "all_to_all_single")
-        start: Callable[..., Finish] = sparse_collectives.all_to_all_single
-        return _done(start(result, x, process_group_named(group), received, sent), result)
+        options = (process_group_named(group), received, sent)
+        return _done(collectives.all_to_all_single(SparseCall, result, x, *options), result)
 
     return _differentiable(tensor, exchanged, lambda grad: all_to_all_single(grad, sent, received, group))
 

@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 
 import masked_dispatch as md
 from masked_collectives import buffer, expected_of, of_all, of_rank, plain_buffer, reduction, updated
-from masked_dispatch.distributed import collectives, entries, records, sparse_collectives, statistics
+from masked_dispatch.distributed import calls, entries, operands, records, sparse_calls, statistics
 from op_registry.records.dense import Dense
 from process_groups import Check
 from storages import STORAGES
@@ -131,7 +131,7 @@ def where_all_contribute(fields: Tensor, width: int, elements: int) -> Tensor:
 def masks_in_another_order(self: records.Moved, shapes: Any) -> list[Dense]:
     arrived = SPLIT(self, shapes)
     validities = [record.validity for record in arrived]
-    return [Dense(r.data, v) for r, v in zip(arrived, [*validities[1:], validities[0]], strict=True)]
+    return [Dense(r.data, v) for r, v in zip(arrived, [*validities[1:], *validities[:1]], strict=True)]
 
 
 def without_a_mask(target: Tensor, record: Dense) -> None:
@@ -151,7 +151,7 @@ def of_garbage(x: Any, dim: Any, keepdim: bool) -> Tensor:
     return total
 
 
-VALIDITY_OF, SPLIT, WRITE, COMBINED = records.validity_of, records.Moved.split, collectives.write, entries.combined
+VALIDITY_OF, SPLIT, WRITE, COMBINED = records.validity_of, records.Moved.split, operands.write, entries.combined
 
 # For each way: the calls that may notice it, and what is put where.
 WAYS: dict[str, tuple[dict[str, Call], list[tuple[Any, str, Any]]]] = {
@@ -168,15 +168,15 @@ WAYS: dict[str, tuple[dict[str, Call], list[tuple[Any, str, Any]]]] = {
     ),
     "what nobody contributes is valid": (DENSE, [(records, "present", everywhere)]),
     "what one rank lacks is invalid": (DENSE, [(records, "present", where_all_contribute)]),
-    "masks do not travel": (DENSE, [(collectives, "any_partial", lambda everyone: False)]),
-    "masks that differ are taken for one": (DENSE, [(collectives, "masks_to_reduce", one_mask)]),
+    "masks do not travel": (DENSE, [(calls, "any_partial", lambda everyone: False)]),
+    "masks that differ are taken for one": (DENSE, [(calls, "masks_to_reduce", one_mask)]),
     "masks travel as if all were valid": (DENSE, [(records, "validity_of", all_valid)]),
     "the mask of one rank is lost": (DENSE, [(records, "validity_of", lost_on_the_last)]),
     "masks arrive in another order": (DENSE, [(records.Moved, "split", masks_in_another_order)]),
-    "what is written loses its mask": (DENSE, [(collectives, "write", without_a_mask)]),
+    "what is written loses its mask": (DENSE, [(operands, "write", without_a_mask)]),
     "sparse: invalid elements contribute zeros": (SPARSE, [(entries, "identity_of", lambda op, dtype: 0)]),
     "sparse: averages divide by the number of ranks": (SPARSE, [(entries, "result_of", by_the_world)]),
-    "sparse: the other ranks' entries are lost": (SPARSE, [(sparse_collectives, "combined", first_rank_alone)]),
+    "sparse: the other ranks' entries are lost": (SPARSE, [(sparse_calls, "combined", first_rank_alone)]),
     "sparse: the mask of one rank is lost": (SPARSE, [(entries, "validity_of", lost_on_the_last)]),
     "statistics count all elements": (STATISTICS, [(statistics, "counted", of_all_elements)]),
     "statistics sum what is under the mask": (STATISTICS, [(statistics, "summed", of_garbage)]),

@@ -26,7 +26,7 @@ from masked_collectives import (
     reduction,
     same,
 )
-from masked_dispatch.distributed import sparse_collectives
+from masked_dispatch.distributed import calls
 from masked_functional_collectives import deprecated
 from op_registry import MaskedSemanticsError
 from process_groups import Check
@@ -259,7 +259,7 @@ def messages_in_backward(rank: int, ranks: int) -> None:
             x = stored("coo", rank, (4 * ranks, 6)).requires_grad_()
             with deprecated():
                 loss = call(x, op).to_dense().sum()
-            with mock.patch.object(sparse_collectives, "agree", wraps=sparse_collectives.agree) as agreed:
+            with mock.patch.object(calls, "agree", wraps=calls.agree) as agreed:
                 loss.backward()
             sent[op] = agreed.call_count
         assert sent["sum"] == sent["avg"] == 1

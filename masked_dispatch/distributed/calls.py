@@ -1,0 +1,209 @@
+"""A collective of tensors that are stored densely: what the ranks agree on, and how they send and write tensors.
+
+`SparseCall` (sparse_calls.py) does the same for sparse storage. Each collective (collectives.py) is written once, in
+the methods that both have.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from masked_dispatch.distributed import operands
+from masked_dispatch.distributed.agreement import Description, agree, described
+from masked_dispatch.distributed.fields import digest_of_mask, packed_size
+from masked_dispatch.distributed.operands import is_partial, owns_memory, problem_of_outputs, record_of
+from masked_dispatch.distributed.records import (
+    Masks,
+    Moved,
+    exchanged,
+    in_one,
+    joined,
+    joined_masks,
+    moved,
+    reduced,
+)
+from masked_dispatch.distributed.transport import Eager
+
+Finish = Callable[[], None]
+# Waits, and returns the records that this rank receives.
+Arrived = Callable[[], list[Any]]
+# A callback that receives the number of contributions to each element of a reduction.
+Counted = Callable[[Any], None]
+
+
+class Call:
+    """One collective: the result of the agreement, and the transport."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        name: str,
+        sent: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        *,
+        shown: Sequence[str] | None = None,
+        problem: str | None = None,
+        pairwise: bool = False,
+        one_mask: bool = False,
+    ) -> None:
+        """Agree with the other ranks. `shown` describes what must be equal on all ranks, by default the sent tensors.
+
+        pairwise  compare only each sent tensor with the one that its receiver expects
+        one_mask  if the mask is equal on all ranks, they need not send it
+        """
+        self.rank, self.transport, self.outputs = group.rank(), Eager(group), outputs
+        self.device = (*sent, *outputs)[0].device
+        problem = problem or self.problem_of(sent, outputs, pairwise) or problem_of_outputs(outputs)
+        packed = {} if problem else self.pack(sent, one_mask)
+        texts = tuple([described(tensor) for tensor in sent] if shown is None else shown)
+        expected = tuple(described(tensor) for tensor in outputs) if pairwise else None
+        mine = Description(name, texts, problem=problem, expected=expected, **packed)
+        self.everyone = agree(group, mine, self.device)
+
+    def problem_of(self, sent: Sequence[Tensor], outputs: Sequence[Tensor], pairwise: bool) -> str | None:
+        """Say why tensors cannot take part for how they are stored; None if they can."""
+        return None
+
+    def pack(self, sent: Sequence[Tensor], one_mask: bool) -> dict[str, Any]:
+        """Prepare what this rank sends, and return what it says about that in its description."""
+        self.records = [record_of(tensor) for tensor in sent]
+        return {"partial": is_partial(sent), "mask": digest_of_mask(self.records[0].validity) if one_mask else None}
+
+    # ------------------------------------------------------------------------------------------------------ messages
+
+    def broadcast(self, root: int) -> Arrived:
+        """Send the root's tensor to all other ranks."""
+        (record,), mine = self.records, self.rank == root
+        partial, send = self.everyone[root].partial, self.transport.broadcast
+        arriving = moved([record], partial, lambda data: send(data if mine else torch.empty_like(data), root))
+        return lambda: arriving.split([] if mine else [record.shape])
+
+    def gathered(self, root: int | None = None) -> Arrived:
+        """Send the tensor of every rank to the root, or to all ranks."""
+        (record,) = self.records
+        send = self.transport.all_gather if root is None else functools.partial(self.transport.gather, root=root)
+        arriving = moved([record], any_partial(self.everyone), send)
+        ranks = self.transport.ranks if root in (None, self.rank) else 0
+        return lambda: arriving.split([record.shape] * ranks)
+
+    def scattered(self, root: int) -> Arrived:
+        """Send one of the root's tensors to each rank."""
+        (output,) = self.outputs
+        data = torch.empty(output.numel(), dtype=output.dtype, device=self.device)
+        masks = torch.empty(packed_size(output.numel(), 1), dtype=torch.uint8, device=self.device)
+
+        def sent(buffer: Tensor, join: Callable[[], Tensor]) -> Any:
+            return self.transport.scatter(join() if self.rank == root else buffer, buffer, root)
+
+        arriving = Moved(
+            sent(data, lambda: joined([record.data.reshape(-1) for record in self.records])),
+            sent(masks, lambda: joined_masks(self.records)) if self.everyone[root].partial else None,
+        )
+        return lambda: arriving.split([output.shape])
+
+    def exchanged(self) -> Arrived:
+        """Send a tensor to each rank, and receive one from each."""
+        received, sent = [t.numel() for t in self.outputs], [record.data.numel() for record in self.records]
+        partial = any_partial(self.everyone)
+        arriving = exchanged(self.records, received, sent, partial, self.transport.all_to_all)
+        return lambda: arriving.split([output.shape for output in self.outputs])
+
+    def reduces(
+        self,
+        target: Tensor,
+        op: str,
+        root: int | None = None,
+        *,
+        scattered: bool = False,
+        counted: Counted | None = None,
+    ) -> Finish:
+        """Reduce the tensors of all ranks into `target`, on all ranks or the root.
+
+        scattered  each rank sends a tensor for each rank, and gets the reduction of those for it
+        counted    gets the number of contributions; only sparse storage counts them
+        """
+        everywhere = self.transport.reduce_scatter if scattered else self.transport.all_reduce
+        send = everywhere if root is None else functools.partial(self.transport.reduce, root=root)
+        in_place = root is None and not scattered and owns_memory(target)
+        known = masks_to_reduce(self.everyone)
+        total = reduced(self.records, op, self.transport.ranks, known, send, overwritten=in_place)
+
+        def finish() -> None:
+            result = total()
+            if root in (None, self.rank):
+                self.write(target, result)
+
+        return finish
+
+    # ------------------------------------------------------------------------------------------------------- results
+
+    @staticmethod
+    def write(target: Tensor, record: Any) -> None:
+        operands.write(target, record)
+
+    @staticmethod
+    def write_whole(target: Tensor, records: Sequence[Any]) -> None:
+        """Write the records one behind the other."""
+        operands.write(target, in_one(records, target.shape))
+
+    def writes(self, targets: Sequence[Tensor], arrived: Arrived) -> Finish:
+        """Return a function that waits for a record for each target, and writes it."""
+
+        def finish() -> None:
+            for target, record in zip(targets, arrived(), strict=True):
+                self.write(target, record)
+
+        return finish
+
+    def writes_whole(self, target: Tensor, arrived: Arrived) -> Finish:
+        """Return a function that waits for all records, if this rank receives any, and writes them to one tensor."""
+
+        def finish() -> None:
+            records = arrived()
+            if records:
+                self.write_whole(target, records)
+
+        return finish
+
+    # --------------------------------------------------------------------------------------------- tensors and parts
+
+    @staticmethod
+    def problem_of_rows(large: str, larger: Tensor, small: str, smaller: Tensor, ranks: int) -> str | None:
+        """Say why the larger tensor does not hold the smaller one once for each rank; None if it does."""
+        fits = larger.numel() == ranks * smaller.numel()
+        return None if fits else sizes_do_not_fit(large, larger, small, smaller, ranks)
+
+    @staticmethod
+    def parts(tensor: Tensor, output: Tensor, ranks: int) -> list[Tensor]:
+        """Return a part like the output for each rank."""
+        return list(tensor.contiguous().view(ranks, *output.shape)) if ranks > 1 else [tensor]
+
+    @staticmethod
+    def rows(tensor: Tensor, splits: Sequence[int], ranks: int) -> list[Tensor]:
+        """Return some rows for each rank: as `splits` says, or equally many."""
+        return list(tensor.split(list(splits) or tensor.shape[0] // ranks)) if ranks > 1 else [tensor]
+
+
+def any_partial(everyone: Sequence[Description]) -> bool:
+    return any(description.partial for description in everyone)
+
+
+def masks_to_reduce(everyone: Sequence[Description]) -> Masks:
+    """Return what the descriptions say about the masks, before any rank sends its mask."""
+    if not any_partial(everyone):
+        return Masks.NONE
+    digests = {description.mask for description in everyone}
+    return Masks.EQUAL if len(digests) == 1 and None not in digests else Masks.ANY
+
+
+def sizes_do_not_fit(large: str, larger: Tensor, small: str, smaller: Tensor, ranks: int) -> str:
+    return (
+        f"{large} of shape {tuple(larger.shape)} needs {ranks} times the elements of {small} of shape "
+        f"{tuple(smaller.shape)}, one part for each rank"
+    )

@@ -1,0 +1,216 @@
+"""A collective of sparsely stored masked tensors, packed batches included; it densifies nothing.
+
+The ranks send their entries (entries.py), and tell each other the number of entries first. Reductions gather the
+entries of all ranks, and each rank combines those it needs on the union of the patterns; torch's own reductions would
+need one common pattern.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.distributed.calls import Arrived, Call, Counted, Finish, sizes_do_not_fit
+from masked_dispatch.distributed.entries import Entries, Form, combined, decoded, encoded, entries_of, form_of
+from masked_dispatch.distributed.entries import record_of_entries as rebuilt
+from masked_dispatch.distributed.transport import Awaited
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
+from op_registry.sparse.record import Sparse
+
+
+def stored_record(tensor: Tensor) -> Sparse:
+    """Return the record of a sparsely stored tensor that is not a view; problem_of_sparse refuses views."""
+    assert isinstance(tensor, SparseMaskedTensor)
+    record = tensor.record
+    assert isinstance(record, Sparse)
+    return record
+
+
+class Parcel:
+    """A sparse tensor to send: its form and its entries."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        record = stored_record(tensor)
+        self.form = form_of(record)
+        self.entries = entries_of(record)
+
+    def __len__(self) -> int:
+        return len(self.entries.keys)
+
+    @property
+    def partial(self) -> bool:
+        return self.entries.values.validity is not None
+
+
+class SparseCall(Call):
+    """One collective of sparsely stored tensors; each rank sends its tensors as parcels."""
+
+    parcels: list[Parcel]
+
+    def problem_of(self, sent: Sequence[Tensor], outputs: Sequence[Tensor], pairwise: bool) -> str | None:
+        if pairwise and any(not isinstance(output, SparseMaskedTensor) for output in outputs):
+            return "every output has to be stored as what it receives: x.to_layout(layout)"
+        return problem_of_sparse(sent, outputs)
+
+    def pack(self, sent: Sequence[Tensor], one_mask: bool) -> dict[str, Any]:
+        self.parcels = [Parcel(tensor) for tensor in sent]
+        partial = any(parcel.partial for parcel in self.parcels)
+        return {"partial": partial, "entries": tuple(map(len, self.parcels))}
+
+    # ------------------------------------------------------------------------------------------------------ messages
+
+    def form(self, number: int = 0) -> Form:
+        """Return the form of an input, or of the output on a rank that sends nothing."""
+        return self.parcels[number].form if self.parcels else form_of(stored_record(self.outputs[number]))
+
+    def message(self, number: int = 0, size: int | None = None) -> Tensor:
+        """Encode a parcel as bytes, padded with zeros to `size`."""
+        parcel = self.parcels[number]
+        message = encoded(parcel.entries, parcel.form, self.everyone[self.rank].partial)
+        return message if size is None else torch.nn.functional.pad(message, (0, size - len(message)))
+
+    def size(self, rank: int, number: int = 0, form: Form | None = None) -> int:
+        """Return the number of bytes of a rank's parcel."""
+        description = self.everyone[rank]
+        return sum((form or self.form()).sizes_in_bytes(description.entries[number], description.partial))
+
+    def decoded(self, message: Tensor, rank: int, number: int = 0, form: Form | None = None) -> Entries:
+        description = self.everyone[rank]
+        return decoded(message, form or self.form(), description.entries[number], description.partial)
+
+    def from_all(self, root: int | None) -> Callable[[], list[Entries]]:
+        """Send the first parcel of every rank, padded to one length, to the root or to all ranks."""
+        send: Callable[[Tensor], Awaited] = self.transport.all_gather
+        send = send if root is None else functools.partial(self.transport.gather, root=root)
+        longest = max(self.size(rank) for rank in range(len(self.everyone)))
+        arriving = send(self.message(size=longest))
+        ranks = range(len(self.everyone) if root in (None, self.rank) else 0)
+
+        def arrived() -> list[Entries]:
+            messages = arriving()
+            return [self.decoded(messages[r * longest : (r + 1) * longest], r) for r in ranks]
+
+        return arrived
+
+    def to_each(self) -> tuple[Callable[[], list[Entries]], list[Form]]:
+        """Send a parcel to each rank, and receive one of these forms from each."""
+        ranks = range(len(self.everyone))
+        forms = [parcel.form for parcel in self.parcels]
+        if self.outputs and len(self.outputs) == len(forms):
+            forms = [form_of(stored_record(output)) for output in self.outputs]
+        sizes = [self.size(r, self.rank, forms[r]) for r in ranks]
+        messages = [self.message(number) for number in ranks]
+        arriving = self.transport.all_to_all(torch.cat(messages), sizes, [len(message) for message in messages])
+
+        def arrived() -> list[Entries]:
+            parts = arriving().split(sizes)
+            return [self.decoded(parts[r], r, self.rank, forms[r]) for r in ranks]
+
+        return arrived, forms
+
+    def broadcast(self, root: int) -> Arrived:
+        mine = self.rank == root
+        message = self.message() if mine else torch.empty(self.size(root), dtype=torch.uint8, device=self.device)
+        arriving = self.transport.broadcast(message, root)
+
+        def arrived() -> list[Sparse]:
+            message = arriving()
+            return [] if mine else [rebuilt(self.decoded(message, root), self.form())]
+
+        return arrived
+
+    def gathered(self, root: int | None = None) -> Arrived:
+        arrived = self.from_all(root)
+        return lambda: [rebuilt(entries, self.form()) for entries in arrived()]
+
+    def scattered(self, root: int) -> Arrived:
+        numbers = range(len(self.everyone))
+        longest = max(self.size(root, number) for number in numbers)
+        buffer = torch.empty(longest, dtype=torch.uint8, device=self.device)
+        sent = torch.cat([self.message(number, longest) for number in numbers]) if self.rank == root else buffer
+        arriving = self.transport.scatter(sent, buffer, root)
+        return lambda: [rebuilt(self.decoded(arriving(), root, self.rank), self.form())]
+
+    def exchanged(self) -> Arrived:
+        arrived, forms = self.to_each()
+        return lambda: [rebuilt(entries, form) for entries, form in zip(arrived(), forms, strict=True)]
+
+    def reduces(
+        self,
+        target: Tensor,
+        op: str,
+        root: int | None = None,
+        *,
+        scattered: bool = False,
+        counted: Counted | None = None,
+    ) -> Finish:
+        arrived = self.to_each()[0] if scattered else self.from_all(root)
+
+        def finish() -> None:
+            parts = arrived()
+            if parts:
+                total = combined(parts, op, self.form())
+                self.write(target, rebuilt(total.entries, self.form()))
+                if counted is not None:
+                    counted(total.numbers(self.form()))
+
+        return finish
+
+    # ------------------------------------------------------------------------------------------------------- results
+
+    @staticmethod
+    def write(target: Tensor, record: Sparse) -> None:
+        """Replace `target` by the received record, in the storage of `target`; update a plain `target`."""
+        with torch.no_grad():
+            target.copy_(wrap_sparse(record))
+
+    @staticmethod
+    def write_whole(target: Tensor, records: Sequence[Sparse]) -> None:
+        parts: list[Tensor] = [wrap_sparse(record) for record in records]
+        with torch.no_grad():
+            target.copy_(torch.cat(parts))
+
+    # --------------------------------------------------------------------------------------------- tensors and parts
+
+    @staticmethod
+    def problem_of_rows(large: str, larger: Tensor, small: str, smaller: Tensor, ranks: int) -> str | None:
+        fits = larger.ndim == smaller.ndim > 0 and larger.shape == (ranks * smaller.shape[0], *smaller.shape[1:])
+        return None if fits else sizes_do_not_fit(large, larger, small, smaller, ranks) + ", one after the other"
+
+    @staticmethod
+    def parts(tensor: Tensor, output: Tensor, ranks: int) -> list[Tensor]:
+        return list(tensor.split(output.shape[0]))
+
+    @staticmethod
+    def rows(tensor: Tensor, splits: Sequence[int], ranks: int) -> list[Tensor]:
+        """Return copies, because a part of a sparse tensor stands for a view."""
+        parts = tensor.split(list(splits) or tensor.shape[0] // ranks)
+        return [wrap_sparse(part.record) if isinstance(part, SparseMaskedTensor) else part for part in parts]
+
+
+def problem_of_sparse(sent: Sequence[Tensor], outputs: Sequence[Tensor]) -> str | None:
+    """Say why sparsely stored tensors cannot take part in a collective; None if they can."""
+    for tensor in sent:
+        if not isinstance(tensor, SparseMaskedTensor):
+            return (
+                f"a tensor of shape {tuple(tensor.shape)} is stored densely, and another one of this call sparsely. "
+                "Store them alike, x.to_layout(layout) or x.to_dense()."
+            )
+    for tensor in (*sent, *outputs):
+        if isinstance(tensor, SparseMaskedTensor) and tensor._order is not None:
+            return not_by_itself(tensor)
+    for output in outputs:
+        if isinstance(output, SparseMaskedTensor) and output._stands_for_a_view:
+            return not_by_itself(output)
+    return None
+
+
+def not_by_itself(tensor: SparseMaskedTensor) -> str:
+    return (
+        f"a tensor of shape {tuple(tensor.shape)} is a view of one that is stored as {tensor.storage_layout}. Store it "
+        "by itself: x.to_layout(torch.sparse_coo)."
+    )
