@@ -10,6 +10,7 @@ Make one     masked_tensor, as_masked_tensor, from_nan, from_lengths, pad_sequen
 Use it       torch's own functions, methods, modules and losses; here are its reductions and scans with skipna and
              min_count (sum, mean, cumsum …), accumulate, and the modules missing, metrics, optim, functional
              (torch.func) and distributed
+Padding      padded; first, last, align, positions: of each sample's own positions
 Convert      x.to_tensor(fill), x.get_mask(), x.compressed(); export, to a program of plain operators
 Look inside  trace: where did validity go; explain: how one call runs; plot
 Decide       densify, updates, windows, patches: with-blocks that allow, refuse or redefine calls
@@ -41,7 +42,7 @@ from masked_dispatch.api.construct import (
 )
 from masked_dispatch.api.explain import explain
 from masked_dispatch.api.export import export
-from masked_dispatch.api.padding import padded
+from masked_dispatch.api.padding import align, first, last, padded, positions
 from masked_dispatch.api.reductions import (
     all,
     amax,
@@ -139,6 +140,7 @@ __all__ = [
     "MaskedTensor",
     "Trace",
     "accumulate",
+    "align",
     "all",
     "amax",
     "amin",
@@ -156,12 +158,14 @@ __all__ = [
     "distributed",
     "explain",
     "export",
+    "first",
     "from_lengths",
     "from_nan",
     "functional",
     "interop",
     "is_masked_tensor",
     "kthvalue",
+    "last",
     "logcumsumexp",
     "logsumexp",
     "mask_like",
@@ -183,6 +187,7 @@ __all__ = [
     "pad_stack",
     "patches",
     "plot",
+    "positions",
     "prod",
     "quantile",
     "registry",

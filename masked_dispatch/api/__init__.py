@@ -3,6 +3,7 @@
 construct.py      making masked tensors
 padding.py        padded
 stacking.py       pad_stack
+padding.py        what is padding, the ends of samples, and their layout
 known_words.py    AttributeErrors for names of other libraries
 accumulate.py     sums of the valid contributions
 reductions.py     torch's reductions and scans with skipna and min_count

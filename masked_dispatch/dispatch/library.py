@@ -30,9 +30,10 @@ from masked_dispatch.tensor.other_devices import transformed_elsewhere, wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import there
+from op_registry.extents.factors import is_prefix, there
 from op_registry.extents.found import padded
 from op_registry.extents.masks import under, united
+from op_registry.extents.samples import compacted, ends, positions
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number, shape_alone, wrap_dims
@@ -156,6 +157,23 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
 
 def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None) -> MaskedTensor:
     return wrap_record(padded(_record(tensor), extent, dims))
+
+
+def _ends(tensor: Tensor, dim: int, k: int, last: bool) -> MaskedTensor:
+    record = _record(tensor)
+    return wrap_record(ends(record, dim, min(k, record.shape[dim]), last))
+
+
+def _align(tensor: Tensor, dim: int) -> Tensor:
+    record = _record(tensor)
+    assert record.extent is not None
+    if all(f.along[dim] is None or is_prefix(f.along[dim]) for f in record.extent.factors):
+        return tensor
+    return wrap_record(compacted(record, dim))
+
+
+def _positions(tensor: Tensor, dim: int) -> MaskedTensor:
+    return wrap_record(positions(_record(tensor), dim))
 
 
 def _without_extent(tensor: Tensor) -> MaskedTensor:
@@ -386,6 +404,9 @@ def install() -> None:
     _define("stored_values(Tensor x, Scalar? fill) -> Tensor", stored_values)
     _define("stored_indices(Tensor x, str name) -> Tensor", stored_indices)
     _define("padded(Tensor x, Tensor? extent, int[]? dims) -> Tensor", _padded)
+    _define("ends(Tensor x, int dim, SymInt k, bool last) -> Tensor", _ends)
+    _define("align(Tensor x, int dim) -> Tensor", _align)
+    _define("positions(Tensor x, int dim) -> Tensor", _positions)
     _define("without_extent(Tensor x) -> Tensor", _without_extent)
     _define("extent(Tensor x) -> Tensor", _extent)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)

@@ -16,6 +16,7 @@ from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
     PREFIX,
     SAMPLES,
+    Extent,
     Factor,
     Merged,
     Positions,
@@ -26,6 +27,7 @@ from op_registry.extents.factors import (
     factors_of,
     is_prefix,
     numbers_positions,
+    without_order,
 )
 from op_registry.extents.follow import only_padded, records_of, refuse, sizes_of, with_factors
 from op_registry.extents.regroup import carried
@@ -42,21 +44,43 @@ WITHIN_SAMPLES: dict[Any, Rule] = {}
 
 def compacted(record: Dense, dim: int) -> Dense:
     """Each sample's positions in order, from index 0 of `dim`."""
-    there = along_dim(record, dim)
+    return ends(record, dim, record.shape[dim])
+
+
+def ends(record: Dense, dim: int, k: int, last: bool = False) -> Dense:
+    """Each sample's own first (or last) k positions in order, from index 0 of `dim`: those that it has."""
+    gone = [f for f in factors_of(record) if f.along[dim] is not None]
+    there = conjunction(gone)
     if there is None:
         return record
     order = as_bool(there).logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
-    size = there.shape[dim]
-    index = torch.arange(size, device=there.device).reshape([-1 if d == dim else 1 for d in range(there.ndim)])
-    prefix = as_int8(index < there.sum(dim, keepdim=True, dtype=torch.int64))
-    gone = [f for f in factors_of(record) if f.along[dim] is not None]
-    along = tuple(
-        PREFIX if d == dim else next((f.along[d] for f in gone if f.along[d] is not None), None)
-        for d in range(record.ndim)
-    )
+    count = there.sum(dim, keepdim=True, dtype=torch.int64)
+    index = torch.arange(k, device=there.device).reshape([-1 if d == dim else 1 for d in range(there.ndim)])
+    if last:
+        order = order.gather(dim, index + (count - k).clamp(min=0))
+    else:
+        order = order.narrow(dim, 0, k)
+    factor = _joint(gone, as_int8(index < count)).knowing(dim, PREFIX)
     kept = [f for f in factors_of(record) if f.along[dim] is None]
-    is_mask = record.extent is not None and record.extent.is_mask
-    return _gathered(record, dim, order, [*kept, Factor(along, prefix)], is_mask)
+    return _gathered(record, dim, order, [*kept, factor], record.extent is not None and record.extent.is_mask)
+
+
+def positions(record: Dense, dim: int) -> Dense:
+    """int64: how many positions of the sample come before each along `dim`; of the dimensions on which that depends."""
+    gone = [f for f in factors_of(record) if f.along[dim] is not None]
+    there = conjunction(gone)
+    assert there is not None
+    factor = gone[0] if len(gone) == 1 else _joint(gone, there)
+    rank = (there.cumsum(dim, dtype=torch.int64) - 1).clamp(min=0)
+    others = [d for d in range(record.ndim) if factor.along[d] is None]
+    along = tuple(a for a in factor.along if a is not None)
+    return Dense(rank.squeeze(others), there.squeeze(others), Extent((Factor(along),), is_mask=True))
+
+
+def _joint(factors: Sequence[Factor], there: Tensor) -> Factor:
+    """A factor with this boolean that depends on what these depend on, in no order that is known."""
+    knowns = zip(*[f.along for f in factors], strict=True)
+    return Factor(tuple(without_order(next((a for a in known if a is not None), None)) for known in knowns), there)
 
 
 def _gathered(record: Dense, dim: int, order: Tensor, factors: Sequence[Factor], is_mask: bool) -> Dense:
