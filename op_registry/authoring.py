@@ -409,7 +409,6 @@ __all__ = [
     "replaced",
     "spread_diagonal",
     "whole_validity",
-    # Which positions of a padded batch are there, for windows along positions.
     "extents",
     # Gradient formulas that users call directly.
     "bind_by_name",

@@ -1,7 +1,6 @@
 """The functions that masked_dispatch exports.
 
 construct.py      making masked tensors
-padding.py        padded
 stacking.py       pad_stack
 padding.py        what is padding, the ends of samples, and their layout
 known_words.py    AttributeErrors for names of other libraries

@@ -14,6 +14,7 @@ checks.py         checks of the data and masks that callers pass
 file_format.py    the file format, its versions, and reading files
 fills.py          checks of the values that replace invalid elements
 layout_checks.py  whether a storage layout fits a shape
+storage_conversions.py  methods that store the same tensor in another way
 conversions.py    conversions to sparse storage, which torch.export and torch.compile record differently
 all_valid.py      methods that return no tensor: numpy, tolist
 no_memory.py      methods that ask for one piece of memory: refused
