@@ -10,9 +10,12 @@ from torch import Tensor
 
 from masked_dispatch import is_masked_tensor, masked_tensor
 from masked_dispatch.densification import on_densify
+from masked_dispatch.tensor.masked_tensor import with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torchax import enable
 from op_registry.conformance.subject import Subject
+from op_registry.extents.found import padded
+from op_registry.records.dense import Dense
 from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.layout_registry import layout_called
@@ -27,6 +30,7 @@ class Eager(Subject):
     """MaskedTensor, called eagerly."""
 
     name = "eager"
+    laws = (*Subject.laws, "P9")
 
     def prepare(self, device: torch.device) -> None:
         if device.type == "jax":
@@ -34,6 +38,23 @@ class Eager(Subject):
 
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
         return masked_tensor(data, mask, requires_grad=requires_grad)
+
+    def padded(
+        self,
+        data: Tensor,
+        mask: Tensor | None,
+        there: Tensor,
+        samples: int,
+        positions: int,
+        requires_grad: bool = False,
+    ) -> Any:
+        full = there.expand(data.shape)
+        value = masked_tensor(data, full if mask is None else mask, requires_grad=requires_grad)
+        record = Dense(value._data, value._validity)
+        return with_extent(value, padded(record, None if mask is None else full, [positions], samples).extent)
+
+    def extent(self, value: Any) -> Tensor | None:
+        return value.extent if is_masked_tensor(value) else None
 
     def observe(self, value: Any) -> tuple[Tensor, Tensor | None]:
         if not is_masked_tensor(value):

@@ -5,7 +5,7 @@ The rule's results have no influence: a law that applies but that no trial could
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch._ops import OpOverload
 
@@ -26,8 +26,11 @@ from op_registry.schema import is_view
 TRIED = 12
 
 
-def exemption(operator: Operator, law: str, seed: int = 0) -> str | None:
-    """Why a law does not apply to an operator; None if it does."""
+def exemption(operator: Operator, law: str, seed: int = 0, silences: Mapping[str, int] | None = None) -> str | None:
+    """Why a law does not apply to an operator; None if it does.
+
+    silences  why trials of the law had nothing to ask, with their number
+    """
     if not operator.dtypes:
         return NOT_ON_THIS_MACHINE
     if _category(operator) == REFUSED.name and law not in ("P2", "P8"):
@@ -36,6 +39,8 @@ def exemption(operator: Operator, law: str, seed: int = 0) -> str | None:
         return _no_derivative(operator, seed)
     if law == "P6":
         return _no_view(operator)
+    if law == "P9":
+        return next(iter(silences or {}), "its samples call no rule that other operators' samples do not call")
     if law == "dims":
         return _no_dimensions(operator, seed)
     if law == "P7" and not operator.leading:

@@ -38,6 +38,10 @@ class Report:
     dtypes: dict[str, dict[str, int]] = field(default_factory=dict)
     # The number of trials of P4 by storage and status.
     storages: dict[str, dict[str, int]] = field(default_factory=dict)
+    # For laws that are asked of rules (P9): the number of trials by overload and status, and why calls were refused or
+    # not tried.
+    rules: dict[str, dict[str, int]] = field(default_factory=dict)
+    refusals: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -56,6 +60,8 @@ class Report:
             (self.dtypes, other.dtypes),
             (self.storages, other.storages),
             (self.silences, other.silences),
+            (self.rules, other.rules),
+            (self.refusals, other.refusals),
         )
         for mine, theirs in tables:
             for key, counts in theirs.items():
@@ -65,6 +71,12 @@ class Report:
         self.seconds += other.seconds
         exemptions = self.exemptions | other.exemptions
         self.exemptions = {law: why for law, why in exemptions.items() if not self.asked(law)}
+
+    def add_of_rule(self, op: str, status: Status, message: str) -> None:
+        """Count one trial of a law that is asked of rules; `message` is the reason of a refusal."""
+        self.rules.setdefault(op, Counter())[status] += 1
+        if status in ("refused rightly", "not asked"):
+            self.refusals.setdefault(op, Counter())[message] += 1
 
     def asked(self, law: str) -> int:
         """The number of trials that tested the law."""

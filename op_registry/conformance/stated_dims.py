@@ -56,10 +56,10 @@ def outcomes(operator: Operator, seed: int = 0) -> Iterator[tuple[OpOverload, St
     shown: dict[OpOverload, Shown] = {}
     together: dict[Dimensions, Together] = {}
     for sample in _samples(operator):
-        made = _calls(sample)
+        made = calls_of_operators(sample)
         for op, args, kwargs in made:
             dims = _statement(op)
-            if dims is not None and _size(args, kwargs) <= MOST_ELEMENTS:
+            if dims is not None and size_of_call(args, kwargs) <= MOST_ELEMENTS:
                 asked = shown.setdefault(op, Shown(op, dims, together.setdefault(dims, Together())))
                 asked.directly |= len(made) == 1
                 if len(made) == 1 or asked.calls < MOST_AMONG_OTHERS:
@@ -98,7 +98,7 @@ def _samples(operator: Operator) -> list[Sample]:
     return chosen([s for s in samples if all(t.numel() for t in s.tensors)] or samples, MOST_ASKED)
 
 
-def _calls(sample: Sample) -> list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]:
+def calls_of_operators(sample: Sample) -> list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]:
     """The calls of operators that a sample makes; none if plain torch does not run it."""
     recorder = _Copying()
     args, kwargs = sample.with_tensors(copied)
@@ -124,5 +124,5 @@ class _Copying(Recorder):
         return result
 
 
-def _size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+def size_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     return sum(leaf.numel() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))

@@ -23,6 +23,9 @@ class Subject:
     name = "a subject"
     # The laws that can be tested on it.
     laws: tuple[str, ...] = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
+    # The storages and modes in which values may know which of their positions are there (P9).
+    padded_storages: tuple[str, ...] = ()
+    padded_modes: tuple[str, ...] = ()
     # Whether P1 also requires torch's own errors. (Bare rules can't raise all of them: they never see out=, for one.)
     own_errors = True
 
@@ -32,6 +35,28 @@ class Subject:
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
         """A masked value; `mask` is bool, broadcastable to the data, None where all is valid."""
         raise NotImplementedError
+
+    def padded(
+        self,
+        data: Tensor,
+        mask: Tensor | None,
+        there: Tensor,
+        samples: int,
+        positions: int,
+        requires_grad: bool = False,
+    ) -> Any:
+        """A masked value that knows which positions are there (P9).
+
+        mask       bool, of the data's shape; None: what is there is valid
+        there      bool, broadcastable to the data: which positions are there
+        samples    the dimension whose indices are samples
+        positions  the dimension that numbers their positions
+        """
+        raise NotImplementedError
+
+    def extent(self, value: Any) -> Tensor | None:
+        """bool of full shape: which positions of a value are there; None: all (P9)."""
+        return None
 
     def observe(self, value: Any) -> Observed:
         """The data of a value, differentiable, and its bool mask of full shape; None for a plain tensor."""

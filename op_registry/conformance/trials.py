@@ -22,6 +22,7 @@ from op_registry.conformance.gaps import gaps_of
 from op_registry.conformance.masks import DESCRIPTIONS, KINDS, ONE_HOLE, PARTIAL, WHOLE, Masking, masking
 from op_registry.conformance.oracles import Misdeclared, OracleFailed
 from op_registry.conformance.own_operators import RegisteredOperator
+from op_registry.conformance.padded_trials import padded_trials
 from op_registry.conformance.report import Outcome, Report, Status
 from op_registry.conformance.sample import Operator, Sample
 from op_registry.conformance.samples import (
@@ -66,7 +67,7 @@ STORED: dict[str, Callable[..., None]] = {
     "P5": storages.gradients_agree,
 }
 MODES = ("aot_eager", "aot_eager_dynamic", "inductor", "inductor_dynamic")
-ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "dims")
+ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "dims")
 # The storages that P4 compares with dense: of every masked tensor, or with "_first" of the first one only.
 STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "time_first_packed", "csr_first", "packed_first")
 
@@ -292,12 +293,13 @@ def describe(sample: Sample, kind: str) -> str:
 def repro(operator: Operator, law: str, description: str, settings: Settings, option: Option | None = None) -> str:
     """The command line that runs one trial."""
     dtype, _, number, kind = description.split()[:4]
+    drawn = "" if law == "P9" else f" --mask {kind} --dtype {dtype}"
     name = settings.subject or os.environ.get("OP_REGISTRY_SUBJECT")
     subject = f" --subject {name}" if name else ""
     chosen_check = f" {option[0]} {option[1]}" if option else ""
     return (
         f"python -m op_registry check{_imports(operator, settings)} --op {operator.name} --law {law} "
-        f"--sample {number} --mask {kind} --dtype {dtype} --seed {settings.seed}{chosen_check}{subject}"
+        f"--sample {number}{drawn} --seed {settings.seed}{chosen_check}{subject}"
         f"{_remark(operator)}"
     )
 
@@ -335,6 +337,8 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
             report.counts.setdefault(law, Counter())
             if law == "dims":
                 _dimensions(operator, settings, gaps, report, say)
+            elif law == "P9" and law in subject.laws:
+                _padded(operator, subject, settings, gaps, report, say)
             elif law in subject.laws:
                 _try_law(law, operator, subject, settings, gaps, report, say, made)
                 if law in WANTED_WHOLE and not report.asked(law):
@@ -350,7 +354,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
         if "P1" in settings.laws and settings.sample is None and subject.own_errors and not stopped:
             _errors(operator, subject, gaps, report, say)
         for law in settings.laws:
-            why = None if report.asked(law) else exemption(operator, law, settings.seed)
+            why = None if report.asked(law) else exemption(operator, law, settings.seed, report.silences.get(law, {}))
             if why is not None:
                 report.exemptions[law] = why
     for gap in () if operator.divided else gaps.closed():
@@ -359,7 +363,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
         )
         report.counts.setdefault(gap.law, Counter())["broken"] += 1
     report.seconds = time.monotonic() - started
-    for table in (report.counts, report.dtypes, report.storages, report.silences):
+    for table in (report.counts, report.dtypes, report.storages, report.silences, report.rules, report.refusals):
         table.update({key: dict(counts) for key, counts in table.items()})
     return report
 
@@ -435,6 +439,32 @@ def _dimensions(
         _record(report, "dims", description, status, message, line + _remark(operator))
 
 
+def _padded(
+    operator: Operator,
+    subject: Subject,
+    settings: Settings,
+    gaps: GapTracker,
+    report: Report,
+    say: Callable[[str], None],
+) -> None:
+    """Run P9 for each rule that the operator's samples call: densely, and as the subject can, stored and in modes."""
+    ways: list[Option | None] = [None] if settings.dense else []
+    ways += [("--storage", s) for s in settings.also_stored if s in subject.padded_storages]
+    ways += [("--mode", m) for m in settings.modes if m in subject.padded_modes]
+    left_out = _left_to_another_entry(operator, settings)
+    for trial in padded_trials(operator, settings.seed, settings.most, settings.sample, left_out):
+        for option in ways:
+            description = f"{trial} {option[1]}" if option else str(trial)
+            line = repro(operator, "P9", description, settings, option)
+            say(line)
+            outcome = status_of(functools.partial(trial.run, subject, settings.seed, option))
+            status, message = gaps.judged("P9", description, *outcome)
+            _record(report, "P9", description, status, message, line)
+            report.add_of_rule(str(trial.op), status, message)
+            if settings.until_broken and status in ("broken", "error"):
+                return
+
+
 def _without_masks(sample: Sample) -> Masking:
     masks = masking("unstored", sample.tensors)
     assert masks is not None
@@ -456,8 +486,13 @@ def outcome_of(check: Law, trial: Trial) -> tuple[Status, str]:
     """The status of one trial, and its message."""
     if trial.plain_error is not None and check is not laws.same_errors:
         return "not asked", f"plain torch raises {trial.plain_error}"
+    return status_of(functools.partial(check, trial), functools.partial(refused_by_the_semantics, trial))
+
+
+def status_of(run: Callable[[], None], has_no_result: Callable[[], bool] = lambda: False) -> tuple[Status, str]:
+    """The status of a trial that `run` makes, and its message; `has_no_result` says whether the semantics refuse it."""
     try:
-        check(trial)
+        run()
     except NotAsked as reason:
         return "not asked", str(reason)
     except Densified as reason:
@@ -469,7 +504,7 @@ def outcome_of(check: Law, trial: Trial) -> tuple[Status, str]:
     except OracleFailed as reason:
         return "error", f"not the rule, but {reason}"
     except (Refusal, MaskedSemanticsError) as reason:
-        if refused_by_the_semantics(trial):
+        if has_no_result():
             return "not asked", f"refused, as the semantics require: {_first_line(reason)}"
         return "refused", _first_line(reason)
     except Exception as error:

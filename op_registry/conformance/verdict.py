@@ -34,6 +34,7 @@ NAMES = {
     "P6": "views alias",
     "P7": "the same compiled",
     "P8": "masked results, or a refusal that names the operator",
+    "P9": "a padded batch is its samples",
     "dims": "dimensions are as the rule states them",
 }
 # How many failures of one law a verdict prints.

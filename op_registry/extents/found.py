@@ -30,9 +30,9 @@ def prefix_along(record: Dense, dim: int) -> Dense:
     return Dense(record.data, record.validity, Extent((Factor(along),), is_mask=True))
 
 
-def padded(record: Dense, extent: Tensor | None, dims: Sequence[int] | None) -> Dense:
-    """The record with the extent that is given (None: its mask), whose positions are numbered by `dims` (None: by all
-    dimensions but the first in which it varies).
+def padded(record: Dense, extent: Tensor | None, dims: Sequence[int] | None, samples: int = 0) -> Dense:
+    """The record with the extent that is given (None: its mask), whose samples are numbered by a dimension, and their
+    positions by `dims` (None: by all others in which it varies).
 
     Where booleans of one dimension each say the same, the extent has a factor for each.
     """
@@ -40,20 +40,21 @@ def padded(record: Dense, extent: Tensor | None, dims: Sequence[int] | None) -> 
     given = record.full_validity if extent is None else as_int8(extent)
     there = torch.ones([1] * record.ndim, dtype=torch.int8, device=record.device) if given is None else given
     there = there.expand(record.shape)
-    found = [d for d in range(1, record.ndim) if _varies(there, d)] if dims is None else list(dims)
+    rest = [d for d in range(record.ndim) if d != samples]
+    found = [d for d in rest if _varies(there, d)] if dims is None else list(dims)
     if not found:
-        found = [1] if dims is None else list(dims)
-    others = [d for d in range(1, record.ndim) if d not in found]
+        found = rest[:1] if dims is None else list(dims)
+    others = [d for d in rest if d not in found]
     if any(_varies(there, d) for d in others):
         raise ValueError(
             f"the extent of shape {tuple(there.shape)} varies along dimensions {others}, which number no positions: "
             f"name all that do, dim={tuple(sorted({*found, *(d for d in others if _varies(there, d))}))}"
         )
-    factors = [_factor(there, (d,), record.ndim) for d in found]
+    factors = [_factor(there, (d,), samples) for d in found]
     joint = conjunction(factors)
     assert joint is not None
     if len(factors) > 1 and may_be_read(there) and not bool((joint == there).all()):
-        factors = [_factor(there, tuple(found), record.ndim)]
+        factors = [_factor(there, tuple(found), samples)]
     validity = record.validity if extent is None else intersect(record.validity, there)
     is_mask = is_mask or record.validity is None
     return Dense(record.data, validity, extent_of(factors, is_mask))
@@ -65,10 +66,11 @@ def _varies(there: Tensor, dim: int) -> bool:
     return bool((there != there.narrow(dim, 0, 1)).any())
 
 
-def _factor(there: Tensor, positions: Sequence[int], ndim: int) -> Factor:
-    """A factor that depends on the first dimension and these."""
-    gone = [d for d in range(1, ndim) if d not in positions]
-    along: list[Along] = [SAMPLES if d == 0 else SCATTERED if d in positions else None for d in range(ndim)]
+def _factor(there: Tensor, positions: Sequence[int], samples: int) -> Factor:
+    """A factor that depends on the dimension of samples and these."""
+    dims = range(there.ndim)
+    gone = [d for d in dims if d != samples and d not in positions]
+    along: list[Along] = [SAMPLES if d == samples else SCATTERED if d in positions else None for d in dims]
     if gone and there.numel():
         there = as_int8(there.amax(gone, keepdim=True))
     there = narrowed(there, along)

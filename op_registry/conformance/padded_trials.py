@@ -1,0 +1,135 @@
+"""The trials of P9 of one operator: each rule that its samples call, on ragged batches of these calls."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.bound import Bound
+from op_registry.conformance.padded_batches import batch_is_its_samples
+from op_registry.conformance.ragged import DRAWS, GARBAGE, NoBatch, Ragged, axes_of
+from op_registry.conformance.sample import Operator, Sample, chosen
+from op_registry.conformance.stated_dims import calls_of_operators, size_of_call
+from op_registry.conformance.stored_samples import storable
+from op_registry.conformance.subject import Subject
+from op_registry.conformance.trial import NotAsked
+from op_registry.dimensions import Unknown
+from op_registry.laws.categories import COMPOSITE
+from op_registry.registry import registry
+from op_registry.rule import Rule
+
+# How many calls of one overload are asked at most, and among how many samples they are looked for.
+MOST_CALLS, MOST_SAMPLES = 3, 16
+# The most elements in the tensors of a call.
+MOST_ELEMENTS = 1 << 12
+
+
+@dataclass(frozen=True)
+class PaddedTrial:
+    """One ragged batch of a call of `op`; or why there is none.
+
+    number  that of the sample that makes the call
+    """
+
+    op: OpOverload
+    number: int
+    dtype: torch.dtype
+    ragged: Ragged | None
+    garbage: str = ""
+    why: str = ""
+
+    def run(self, subject: Subject, seed: int, option: tuple[str, str] | None = None) -> None:
+        """The law, on dense storage or as an option says: ("--storage", "coo"), ("--mode", "aot_eager")."""
+        if self.ragged is None:
+            raise NotAsked(self.why)
+        kind, name = option or ("", "")
+        subject, storage = (subject.modes()[name] if kind == "--mode" else subject), name if kind == "--storage" else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            batch_is_its_samples(subject, self.ragged, self.garbage, seed, storage)
+
+    def __str__(self) -> str:
+        what = "" if self.ragged is None else f" {self.ragged.draw}, {self.ragged.axes}"
+        return f"{str(self.dtype).removeprefix('torch.')} sample {self.number} padded {self.op}{what}"
+
+
+def padded_trials(
+    operator: Operator, seed: int, most: int | None, sample: int | None, left_out: Callable[[OpOverload], bool]
+) -> Iterator[PaddedTrial]:
+    """Ragged batches of the calls that an operator's samples make.
+
+    most      how many samples are taken (None: all)
+    sample    the number of the only sample that is taken
+    left_out  whether an overload is asked elsewhere
+    """
+    if not operator.dtypes or not operator.leading:
+        return
+    dtype = operator.gradient_dtype or operator.preferred_dtype
+    calls: Counter[OpOverload] = Counter()
+    for made in _samples(operator, dtype, most, sample):
+        for op, args, kwargs in calls_of_operators(made):
+            rule = registry.get(op)
+            if rule is None or op._schema.is_mutable or left_out(op) or calls[op] >= MOST_CALLS:
+                continue
+            found = list(_of_call(rule, op, args, kwargs, made, dtype, seed))
+            calls[op] += any(trial.ragged is not None for trial in found)
+            yield from found
+
+
+def _samples(operator: Operator, dtype: torch.dtype, most: int | None, number: int | None) -> list[Sample]:
+    samples = [s for s in operator.samples(dtype) if s.tensors]
+    if all(t.ndim < 2 or t.numel() < 2 for s in samples for t in s.tensors):
+        samples += storable(samples)  # folded: unary operators have none of two dimensions
+    if number is not None:
+        return [s for s in samples if s.number == number]
+    samples = [s for s in samples if all(t.numel() for t in s.tensors)] or samples
+    return chosen(samples, None if most is None else MOST_SAMPLES)
+
+
+def _of_call(
+    rule: Rule, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], made: Sample, dtype: torch.dtype, seed: int
+) -> Iterator[PaddedTrial]:
+    call = Bound.of(rule, op, args, kwargs)
+    if size_of_call(args, kwargs) > MOST_ELEMENTS or any(not _is_strided(t) for t in call.tensors.values()):
+        return
+    why = _nothing_stated(rule, call)
+    if why is None:
+        labels = call.labels
+        assert labels is not None
+        try:
+            for axes in axes_of(call, labels):
+                for n, draw in enumerate(DRAWS):
+                    try:
+                        ragged = Ragged(rule, op, call, axes, draw, seed)
+                    except NoBatch:
+                        continue
+                    yield PaddedTrial(op, made.number, dtype, ragged, GARBAGE[n % len(GARBAGE)])
+            return
+        except NoBatch as reason:
+            why = str(reason)
+    yield PaddedTrial(op, made.number, dtype, None, why=why)
+
+
+def _is_strided(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided
+
+
+def _nothing_stated(rule: Rule, call: Bound) -> str | None:
+    """Why nothing is known of a call's dimensions; None if something is."""
+    if rule.category is COMPOSITE:
+        return "it is written in operators that have rules"
+    if rule.dims is None:
+        return "its rule does not state its dimensions"
+    if isinstance(rule.dims, Unknown):
+        return str(rule.dims)
+    return None if call.labels is not None else "the statement of its dimensions does not fit the call"
+
+
+__all__ = ["PaddedTrial", "padded_trials"]

@@ -1,0 +1,275 @@
+"""A ragged batch made of one call of an operator: the call on samples padded to one size, and on each by itself.
+
+What the rule states of its dimensions says how: one batch label numbers the samples, another label numbers the
+positions that are padded. Operands that have both are masked tensors with an extent; one that has the first alone is
+cut for each sample, one that has the second alone lies on the batch's grid, and samples share the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from op_registry.bound import Bound
+from op_registry.conformance.masks import refilled
+from op_registry.conformance.trees import tree_leaves
+from op_registry.dimensions import Dimension, Label, Labels, atoms
+from op_registry.rule import Rule
+
+# Where the padding of a batch is.
+SIDES = ("right", "left", "centre")
+# Arguments that list sizes, and which dimensions they are the sizes of: those of the first result, or the last ones
+# of the first operand.
+_OF_RESULT, _OF_OPERAND = ("size", "input_sizes", "shape"), ("normalized_shape",)
+# Under a mask: none of these numbers may show.
+GARBAGE = ("nan", "inf", "max")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The label that numbers samples, the one that numbers their positions, and what the operator does along it."""
+
+    samples: Label
+    positions: Label
+    role: str
+
+    def __str__(self) -> str:
+        return f"samples along {self.samples!r}, positions along {self.positions!r} ({self.role})"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a batch is drawn: where its padding is, the shortest length, whether samples miss values."""
+
+    side: str
+    least: int
+    holes: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.side}-padded{', lengths from 0' if not self.least else ''}{', with holes' if self.holes else ''}"
+
+
+DRAWS = (
+    Draw("right", 1),
+    Draw("right", 0),
+    Draw("right", 1, holes=True),
+    Draw("left", 1),
+    Draw("centre", 0, holes=True),
+)
+
+
+class NoBatch(Exception):
+    """No ragged batch can be made of a call; the message says why."""
+
+
+def axes_of(call: Bound, labels: Labels) -> list[Axes]:
+    """The pairs of labels to pad a call by: one for each role, and each set of operands that have them.
+
+    Raises NoBatch, with the reason, if there is none.
+    """
+    sizes = _sizes(call, labels)
+    named = {name: _atomic(dims) for name, dims in labels.operands.items() if name in call.tensors}
+    merged = {a for dims in labels.operands.values() for d in dims if isinstance(d, tuple) for a in d}
+    kept = [{a for dim in dims for a in atoms(dim)} for dims in labels.results]
+    found: dict[Any, Axes] = {}
+    batch = [
+        a for a, s in sizes.items() if a is not None and a not in labels.roles and a not in merged and s > 1
+    ]
+    batch = [a for a in batch if kept and all(a in result for result in kept)]
+    if not batch:
+        raise NoBatch("no dimension of more than one index is batch for it")
+    for samples in batch:
+        for positions, size in sizes.items():
+            both = [
+                name
+                for name, dims in named.items()
+                if samples in dims and positions in dims and _full(call.tensors[name], dims, (samples, positions), sizes)
+            ]
+            if positions in (samples, None) or positions in merged or size < 2 or not both:
+                continue
+            role = labels.roles.get(positions, "batch")
+            having = [tuple(n for n, dims in named.items() if a in dims) for a in (samples, positions)]
+            found.setdefault((role, *having), Axes(samples, positions, role))
+    if not found:
+        raise NoBatch("no operand has another dimension of more than one index beside one that is batch")
+    return list(found.values())
+
+
+def _atomic(dims: Sequence[Dimension]) -> list[Label]:
+    return [d for d in dims if not isinstance(d, tuple)]
+
+
+def _full(tensor: Tensor, dims: Sequence[Dimension], of: Sequence[Label], sizes: Mapping[Label, int]) -> bool:
+    return all(tensor.shape[list(dims).index(a)] == sizes[a] for a in of) and len(dims) == tensor.ndim
+
+
+def _sizes(call: Bound, labels: Labels) -> dict[Label, int]:
+    sizes: dict[Label, int] = dict(labels.sizes)
+    for name, tensor in call.tensors.items():
+        for dim, size in zip(labels.operands.get(name, ()), tensor.shape, strict=False):
+            if not isinstance(dim, tuple):
+                sizes[dim] = max(size, sizes.get(dim, size))
+    return sizes
+
+
+class Ragged:
+    """A padded batch of one call, and its samples.
+
+    lengths  how many positions each sample has
+    starts   where they begin in the batch
+    there    bool, (samples, positions): which positions of the batch are there
+    """
+
+    def __init__(self, rule: Rule, op: OpOverload, call: Bound, axes: Axes, draw: Draw, seed: int) -> None:
+        self.op, self.rule, self.call, self.axes, self.draw = op, rule, call, axes, draw
+        labels = call.labels
+        assert labels is not None
+        self.labels, self.sizes = labels, _sizes(call, labels)
+        self.generator = torch.Generator().manual_seed(zlib.crc32(f"{op} {axes} {draw} {seed}".encode()))
+        count, size = self.sizes[axes.samples], self.sizes[axes.positions]
+        self.lengths = self._lengths(count, size)
+        free = [size - length for length in self.lengths]
+        self.starts = [{"right": 0, "left": f, "centre": f // 2}[draw.side] for f in free]
+        index = torch.arange(size)
+        self.there = torch.stack(
+            [(index >= s) & (index < s + n) for s, n in zip(self.starts, self.lengths, strict=True)]
+        )
+        self.given = {name: t.detach() for name, t in call.tensors.items()}
+        if axes.role == "indexed":
+            self._read_what_is_there()
+        if axes.role == "selected" and (draw.side != "right" or call.named.get("index", 0) < 0):
+            if any(axes.positions not in dims for dims in labels.results):
+                raise NoBatch("an index counts in the batch")
+        self.ragged = {n: self._place(n) for n in self.given if None not in self._place(n)}
+        self.masks = {name: self._mask(name) for name in self.ragged}
+
+    def _lengths(self, count: int, size: int) -> list[int]:
+        """Lengths from the least to the whole size, one of each; no batch is without padding."""
+        least = self.draw.least
+        drawn = torch.randint(least, size + 1, (count,), generator=self.generator).tolist()
+        for n, length in enumerate((least, size, 1)[:count]):
+            drawn[n] = length
+        return [drawn[n] for n in torch.randperm(count, generator=self.generator).tolist()]
+
+    def _read_what_is_there(self) -> None:
+        """Indices count in the batch: only those are drawn that every sample has, and of right-padded ones."""
+        if self.draw.side != "right" or not self.draw.least:
+            raise NoBatch("indices count in the batch")
+        for name, t in self.given.items():
+            if t.dtype in (torch.int64, torch.int32) and name.startswith("ind"):
+                self.given[name] = t % min(self.lengths)
+
+    def _place(self, name: str) -> tuple[int | None, int | None]:
+        """The dimensions of an operand that number samples and positions."""
+        dims, tensor = list(self.labels.operands[name]), self.given[name]
+        wanted = (self.axes.samples, self.axes.positions)
+        places = [dims.index(a) if a in dims else None for a in wanted]
+        samples, positions = [
+            None if d is None or tensor.shape[d] != self.sizes[a] else d for d, a in zip(places, wanted, strict=True)
+        ]
+        return samples, positions
+
+    def _broadcast_there(self, name: str) -> Tensor:
+        samples, positions = self.ragged[name]
+        assert samples is not None
+        assert positions is not None
+        shape = [1] * self.given[name].ndim
+        shape[samples], shape[positions] = self.there.shape
+        there = self.there if samples < positions else self.there.T
+        return there.reshape(shape).expand(self.given[name].shape)
+
+    def _mask(self, name: str) -> Tensor:
+        """What is valid in the batch."""
+        there = self._broadcast_there(name)
+        if not self.draw.holes:
+            return there.clone()
+        return there & (torch.rand(there.shape, generator=self.generator) < 0.8)
+
+    # ------------------------------------------------------------------------------------------------------ arguments
+
+    def batch(self, garbage: str) -> dict[str, Tensor]:
+        """The operands of the call on the batch: samples at their places, garbage elsewhere."""
+        found: dict[str, Tensor] = {}
+        for name, t in self.given.items():
+            found[name] = t.clone()
+            if name in self.ragged:
+                samples, positions = self.ragged[name]
+                for n, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
+                    part = found[name].narrow(samples, n, 1)  # type: ignore[arg-type]
+                    whole = t.narrow(samples, n, 1)  # type: ignore[arg-type]
+                    part.narrow(positions, start, length).copy_(whole.narrow(positions, 0, length))  # type: ignore[arg-type]
+                found[name] = refilled(found[name], self.masks[name], garbage)
+        return found
+
+    def cut(self, name: str, tensor: Tensor, n: int) -> Tensor:
+        """The part of a tensor of an operand's shape in the batch that belongs to sample `n`."""
+        samples, positions = self._place(name)
+        if samples is not None:
+            tensor = tensor.narrow(samples, n, 1)
+        if positions is not None:
+            tensor = tensor.narrow(positions, self.starts[n], self.lengths[n])
+        return tensor
+
+    def named(self, operands: Mapping[str, Any], n: int | None = None) -> Bound:
+        """The call on these operands: of the batch, or of sample `n`, whose sizes are its own."""
+        changed: dict[str, Any] = {}
+        for name, value in operands.items():
+            argument, _, number = name.partition("[")
+            if number:
+                changed.setdefault(argument, [*self.call.named[argument]])[int(number[:-1])] = value
+            else:
+                changed[argument] = value
+        return self.call.with_(**changed, **({} if n is None else self._sizes_of(n)))
+
+    def _sizes_of(self, n: int) -> dict[str, Any]:
+        """Arguments that list sizes, for one sample."""
+        found: dict[str, Any] = {}
+        for name, value in self.call.named.items():
+            if not isinstance(value, (list, tuple)) or not all(type(v) is int for v in value):
+                continue
+            if name in _OF_RESULT:
+                dims: Sequence[Dimension] = self.labels.results[0]
+            elif name in _OF_OPERAND:
+                dims = self.labels.operands[next(iter(self.labels.operands))][-len(value) :]
+            else:
+                continue
+            if len(dims) == len(value):
+                found[name] = [self._size_of(d, v, n) for d, v in zip(dims, value, strict=True)]
+        return found
+
+    def _size_of(self, dim: Dimension, given: int, n: int) -> int:
+        own = {self.axes.samples: 1, self.axes.positions: self.lengths[n]}
+        if not any(a in own for a in atoms(dim)):
+            return given
+        return math.prod(own.get(a, self.sizes.get(a, 1)) for a in atoms(dim))
+
+    # -------------------------------------------------------------------------------------------------------- results
+
+    def of_sample(self, result: int, tensor: Tensor, n: int) -> Tensor:
+        """The part of a result of the batch that is sample `n`'s, in one dimension."""
+        dims = self.labels.results[result]
+        at = next(d for d, dim in enumerate(dims) if self.axes.samples in atoms(dim))
+        parts = atoms(dims[at])
+        if len(parts) > 1:
+            sizes = [self.sizes[a] for a in parts]
+            tensor = tensor.reshape([*tensor.shape[:at], *sizes, *tensor.shape[at + 1 :]])
+            at += parts.index(self.axes.samples)
+        return tensor.select(at, n).reshape(-1)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.lengths)))
+
+    def __str__(self) -> str:
+        return f"{self.axes}, {self.draw}, lengths {self.lengths}"
+
+
+def tensors_of(result: object) -> list[Any]:
+    """The tensors of a result."""
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
