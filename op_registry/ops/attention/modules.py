@@ -74,7 +74,7 @@ OPERATOR: OpOverload = torch.ops.torch_nn_functional.multi_head_attention.defaul
 @masked_rule(
     OPERATOR,
     category=ATTENTION,
-    dims=ByArgument("key", Equation("*qe,*kf,*kg,?,?,?,?->*qO"), Equation("*Qe,*Qe,*Qe,?,?,?,?->*QO")),
+    dims=ByArgument("key", Equation("qne,knf,kng,?,?,?,?->qnO"), Equation("Qne,Qne,Qne,?,?,?,?->QnO")),
 )
 def multi_head_attention(query: Dense, key: Dense | None, value: Dense | None, num_heads: int, *rest: Any) -> Dense:
     result: Dense = _attend(on_dense, query, key, value, num_heads, *rest)
