@@ -98,13 +98,14 @@ class Bound:
 
     def run_with(self, changed: Mapping[str, Any]) -> Any:
         """The dense run of the rule with other values of some arguments."""
-        args, places = list(self.given[0]), _schema(self.op)[3]
+        given, by_keyword = self.given
+        args, places = list(given), _schema(self.op)[3]
         try:
             for name, value in changed.items():
                 args[places[name]] = value
         except (KeyError, IndexError):  # of an argument that is given by keyword, or not at all
             return self.with_(**changed).run()
-        return self.rule.bind(self.op)(*args, **self.given[1])
+        return self.rule.bind(self.op)(*args, **by_keyword)
 
     def run(self, rule: Rule | None = None) -> Any:
         """The dense run of the rule, or of another rule with the same arguments."""

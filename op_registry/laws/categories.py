@@ -265,9 +265,8 @@ def run_contraction(op: OpOverload, *args: Any, _traits: Traits = NO_TRAITS, **k
     The mask follows from the equation that the rule states, ``dims=Equation("mk,kn->mn")``; an operand that is added
     takes part elementwise, and not at all with ``beta=0``. Without an equation, index tuples are counted.
     """
-    given = (*args, *kwargs.values())
-    if not any_masked(given) and list not in map(type, given):
-        return Dense(op(*map(plain_data, args), **{name: plain_data(a) for name, a in kwargs.items()}))
+    if not kwargs and not any_masked(args) and list not in map(type, args):
+        return Dense(op(*map(plain_data, args)))
     named = bind_by_name(op, args, kwargs)
     labels = _traits.dims.labels(op, named) if _traits.dims is not None else None
     if labels is None or not labels.is_sum_of_products:

@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
     lead    the name of the sparse operand whose rows they are
     inner   how many of its last dimensions make up a row
-    worked  dimensions of operands that the rule works along, of which none may be empty
+    worked  dimensions of operands that the rule works along, counted from the last; none may be empty
     dims    arguments that name dimensions, counted from the last one
     others  operands that begin with sparse dimensions of the lead: which these are, and why each index of them cannot
             have its own such operand
@@ -48,12 +48,12 @@ class Rows(NamedTuple):
 def on_stored_rows(c: Bound) -> Any:
     """The rule on the stored values of its sparse operand."""
     plan, named = rows_of_call(c), c.named
-    for name, d in plan.worked:
-        if known_to_hold(named[name].shape[d] == 0):
-            raise NotLowered(f"it works along an empty dimension of its operand `{name}`")
     x = named[plan.lead]
     base = x.base if isinstance(x, Permuted) else x
     changed = {**plan.dims, plan.lead: base.flat}
+    for name, d in plan.worked:
+        if known_to_hold(changed.get(name, named[name]).shape[d] == 0):
+            raise NotLowered(f"it works along an empty dimension of its operand `{name}`")
     for other, beside in plan.others.items():
         changed[other] = at_rows(named[other], base, f"its operands `{plan.lead}` and `{other}`", *beside)
     result = c.run_with(changed)
@@ -79,7 +79,7 @@ def rows_of_call(c: Bound, labels: Labels | None) -> Rows:
         theirs = labels.operands.get(other)
         if theirs is None:
             raise NotLowered(f"its rule does not say which dimensions its operand `{other}` has")
-        roles = [d for d, label in enumerate(theirs) if labels.role_of(label)]
+        roles = [d - len(theirs) for d, label in enumerate(theirs) if labels.role_of(label)]
         worked += [(other, d) for d in roles]
         if other == name:
             continue
