@@ -93,6 +93,9 @@ def _carried(
         for dim, size in zip(operand, record.shape, strict=True)
         if known_to_hold(size == 1) and dim in known and not known_to_hold(known[dim] == 1)
     )
+    device = result.device
+    if device != record.device:
+        factors = [factor.moved_by(lambda there: there.to(device)) for factor in factors]
     return [carried(factor, operand, dims, sizes, broadcast) for factor in factors]
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from op_registry.bound import Bound
-from op_registry.dimensions import AtIndices, Indexed, Label, Labels, atoms
+from op_registry.dimensions import AtIndices, Elementwise, Indexed, Label, Labels, atoms
 from op_registry.extents.combine import combined
-from op_registry.extents.factors import Along, Factor, conjunction, factors_of, narrowed, without_order
+from op_registry.extents.factors import Along, Extent, Factor, conjunction, factors_of, narrowed, without_order
 from op_registry.extents.follow import followed, only_padded, records_of, refuse, sizes_of, with_factors
 from op_registry.extents.regroup import carried
 from op_registry.records.dense import Dense
@@ -77,6 +77,8 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
 
     What is written where none is, is dropped; and a source writes nothing from positions that it does not have.
     """
+    if isinstance(call.rule.dims, Elementwise):
+        return _copied(call, labels, run)
     records = records_of(call)
     first, record = next(iter(records.items()))
     if record.extent is None or any(r.extent is not None for n, r in records.items() if n != first):
@@ -87,6 +89,17 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
         return result
     validity = intersect(result.validity, conjunction(factors))
     return with_factors(Dense(result.data, validity), factors, padded=False, grows=False)
+
+
+def _copied(call: Bound, labels: Labels, run: Run) -> Any:
+    """What is written over a whole operand, at the positions that both have."""
+    first, record = next(iter(records_of(call).items()))
+    factors = factors_of(record)
+    there = conjunction(factors)
+    copied = call.applied(run)
+    # Nothing is left of what was invalid before.
+    before = Dense(record.data, there, Extent(factors, is_mask=True) if factors else None)
+    return followed(call.with_(**{first: before}), labels, Dense(copied.data, intersect(copied.validity, there)))
 
 
 def _from_what_is_there(call: Bound, labels: Labels, records: Any, first: str) -> Bound:

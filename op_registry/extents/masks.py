@@ -8,7 +8,7 @@ from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
-from op_registry.extents.factors import Extent, Factor, extent_of, factors_of
+from op_registry.extents.factors import Along, Extent, Factor, Merged, Positions, extent_of, factors_of
 from op_registry.records.dense import Dense
 from op_registry.records.validity import intersect
 
@@ -40,6 +40,8 @@ def united(total: Dense, records: Sequence[Dense]) -> Dense:
         return Dense(total.data, total.validity, extents[0])
     given = [factors_of(record) for record in records]
     first = given[0]
+    if not any(given):  # reduced from samples, of which some are empty
+        return Dense(total.data, total.validity, extent_of((), all(e is not None and e.is_mask for e in extents)))
     if any(len(factors) != 1 or factors[0].along != first[0].along for factors in given) or len(first) != 1:
         raise MaskedSemanticsError(
             "accumulate: its operands know by different dimensions which of their positions are there. Sum tensors "
@@ -49,4 +51,18 @@ def united(total: Dense, records: Sequence[Dense]) -> Dense:
     for factors in given[1:]:
         other = factors[0].there
         there = other if there is None or other is None else there | other
-    return Dense(total.data, total.validity, extent_of([Factor(first[0].along, there)], is_mask=False))
+    return Dense(total.data, total.validity, extent_of([Factor(known_of_union(first[0].along), there)], is_mask=False))
+
+
+def known_of_union(along: Sequence[Along]) -> tuple[Along, ...]:
+    """What is known where one boolean or another of these is: the first positions, but no longer positions in a row."""
+    return tuple(map(_of_union, along))
+
+
+def _of_union(along: Along) -> Along:
+    if isinstance(along, Merged):
+        return Merged(tuple((size, _of_union(part)) for size, part in along.parts))
+    if isinstance(along, Positions) and not along.is_prefix:
+        parts = tuple((size, _of_union(part)) for size, part in along.parts)
+        return Positions(contiguous=False, from_start=along.from_start, parts=parts)
+    return along

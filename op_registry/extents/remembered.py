@@ -69,7 +69,7 @@ def _key(values: Sequence[Any], records: list[Dense]) -> tuple[Any, ...] | None:
             records.append(value)
             extent = value.extent
             known = (value.validity is None) if extent is None else extent.number + 2
-            key += (value.data.shape, known)
+            key += (value.data.shape, value.data.device, known)
         elif type(value) in _STATIC:
             key.append(value)
         elif type(value) is float:
