@@ -62,7 +62,11 @@ class Cut:
     def __str__(self) -> str:
         bound = "" if self.stop >= _TO_THE_END else self.stop
         inside = f"{self.start or ''}:{bound}{'' if self.step == 1 else f':{self.step}'}" if self.kept else self.start
-        return f"x[{':, ' * self.dim}{inside}]"
+        return f"{self.before}{inside}]"
+
+    @property
+    def before(self) -> str:
+        return f"x[{':, ' * self.dim}"
 
 
 class PartOfEach(Dense):
@@ -157,8 +161,8 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     along, dim, there = as_positions(factor.along[cut.dim]), cut.dim, factor.there
     assert there is not None
     if not cut.kept:
-        if isinstance(along, Positions) and size != 1:
-            _warn_of_index(along, cut, size)
+        if isinstance(along, Positions) and size != 1 and "index" in call:
+            _warn_of_index(along, cut)
         rest = (*factor.along[:dim], *factor.along[dim + 1 :])
         return Factor(rest, there.select(dim, 0 if along is None else cut.start)), False
     shown = cut.of(size)
@@ -175,7 +179,7 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
         raise refuse(call, f"{cut} would count what lies between the positions of a sample; see masked_dispatch.align")
     if cut.start < 0:
         if along.from_start:
-            batch_end(str(cut), f"masked_dispatch.last(x, {dim}, k={-cut.start})")
+            batch_end(f"{cut.before}-k:]", f"masked_dispatch.last(x, {dim}, k)")
         return replace(factor.knowing(dim, replace(along, parts=())), there=_taken(there, dim, shown)), False
     if not along.from_start and (0 <= cut.stop < size or cut.step != 1):
         raise refuse(
@@ -196,9 +200,8 @@ def _taken(there: Tensor, dim: int, part: slice) -> Tensor:
     return there[(*[slice(None)] * dim, part)]
 
 
-def _warn_of_index(along: Positions, cut: Cut, size: int) -> None:
-    last = cut.start in (-1, size - 1) and cut.start < 0
-    if last and along.from_start:
+def _warn_of_index(along: Positions, cut: Cut) -> None:
+    if cut.start == -1 and along.from_start:
         batch_end(str(cut), f"masked_dispatch.last(x, {cut.dim})")
     elif cut.start == 0 and not along.from_start:
         batch_end(str(cut), f"masked_dispatch.first(x, {cut.dim})")

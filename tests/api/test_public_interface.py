@@ -50,12 +50,13 @@ def test_the_names() -> None:
     expect(
         textwrap.fill(" ".join(dir(md)), 110),
         """\
-DensificationWarning InvalidValueError MaskDroppedWarning MaskedSemanticsError MaskedTensor Trace accumulate
-all amax amin aminmax any argmax argmin as_masked_tensor average cummax cummin cumprod cumsum densify
-distributed explain export from_lengths from_nan functional interop is_masked_tensor kthvalue logcumsumexp
-logsumexp mask_like masked_tensor max mean median metrics min missing mode nanmean nanmedian nanquantile
-nansum optim pad_sequence pad_stack patches plot prod quantile registry sparse_relu sparse_threshold
-sparse_topk sparse_where std std_mean sum testing torchax trace updates var var_mean vector_norm windows""",
+BatchEndWarning DensificationWarning InvalidValueError MaskDroppedWarning MaskedSemanticsError MaskedTensor
+Trace accumulate align all amax amin aminmax any argmax argmin as_masked_tensor average cummax cummin cumprod
+cumsum densify distributed explain export first from_lengths from_nan functional interop is_masked_tensor
+kthvalue last logcumsumexp logsumexp mask_like masked_tensor max mean median metrics min missing mode nanmean
+nanmedian nanquantile nansum optim pad_sequence pad_stack padded patches plot positions prod quantile registry
+sparse_relu sparse_threshold sparse_topk sparse_where std std_mean sum testing torchax trace updates var
+var_mean vector_norm windows""",
     )
     expect(
         "\n".join(
@@ -82,7 +83,7 @@ md.torchax: enable""",
     expect(
         textwrap.fill(" ".join(own_names()), 110),
         """\
-ccol_indices coalesce col_indices compressed count crow_indices fsdp_post_all_gather fsdp_pre_all_gather
-get_data get_mask indices is_coalesced lengths mask_like mask_with nnz offsets row_indices storage_layout
-stored_bytes to_layout to_numpy to_packed to_tensor to_torch_sparse values""",
+ccol_indices coalesce col_indices compressed count crow_indices extent fsdp_post_all_gather
+fsdp_pre_all_gather get_data get_mask indices is_coalesced lengths mask_like mask_with nnz offsets row_indices
+storage_layout stored_bytes to_layout to_numpy to_packed to_tensor to_torch_sparse values without_extent""",
     )
