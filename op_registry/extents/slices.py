@@ -63,7 +63,11 @@ class Cut:
     def __str__(self) -> str:
         bound = "" if self.stop >= _TO_THE_END else self.stop
         inside = f"{self.start or ''}:{bound}{'' if self.step == 1 else f':{self.step}'}" if self.kept else self.start
-        return f"x[{':, ' * self.dim}{inside}]"
+        return f"{self.before}{inside}]"
+
+    @property
+    def before(self) -> str:
+        return f"x[{':, ' * self.dim}"
 
 
 def selected(call: Bound, labels: Labels, run: Run) -> Any:
@@ -150,8 +154,8 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     """A factor in the part of a dimension, and whether it hides more than the part of the mask does."""
     along, dim = as_positions(factor.along[cut.dim]), cut.dim
     if not cut.kept:
-        if isinstance(along, Positions) and size != 1:
-            _warn_of_index(along, cut, size)
+        if isinstance(along, Positions) and size != 1 and "index" in call:
+            _warn_of_index(along, cut)
         rest = (*factor.along[:dim], *factor.along[dim + 1 :])
         index = 0 if along is None else cut.start
         return factor.moved(rest, lambda there: there.select(dim, index)), False
@@ -171,7 +175,7 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     known = factor.knowing(dim, replace(along, parts=()))
     if cut.start < 0:
         if along.from_start:
-            batch_end(str(cut), f"masked_dispatch.last(x, {dim}, k={-cut.start})")
+            batch_end(f"{cut.before}-k:]", f"masked_dispatch.last(x, {dim}, k)")
         return known.moved_by(taken), False
     if not along.from_start and (0 <= cut.stop < size or cut.step != 1):
         raise refuse(
@@ -194,9 +198,8 @@ def _taken(there: Tensor, dim: int, part: slice) -> Tensor:
     return there[(*[slice(None)] * dim, part)]
 
 
-def _warn_of_index(along: Positions, cut: Cut, size: int) -> None:
-    last = cut.start in (-1, size - 1) and cut.start < 0
-    if last and along.from_start:
+def _warn_of_index(along: Positions, cut: Cut) -> None:
+    if cut.start == -1 and along.from_start:
         batch_end(str(cut), f"masked_dispatch.last(x, {cut.dim})")
     elif cut.start == 0 and not along.from_start:
         batch_end(str(cut), f"masked_dispatch.first(x, {cut.dim})")
