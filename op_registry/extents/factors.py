@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from op_registry.extents import stored
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.sparse.permuted import AnyRecord, Permuted
+from op_registry.sparse.record import Sparse
 
 
 @dataclass(frozen=True)
@@ -119,13 +123,17 @@ class Extent:
         """Whether `dim` (not negative) numbers positions."""
         return any(numbers_positions(factor.along[dim]) for factor in self.factors)
 
+    def depends_on_last(self, dims: int) -> bool:
+        """Whether a factor depends on one of the last dimensions."""
+        return any(along is not None for factor in self.factors for along in factor.along[-dims:])
+
     @property
     def positions(self) -> tuple[int, ...]:
         """The dimensions that number positions."""
         return tuple(sorted({d for factor in self.factors for d in factor.positions}))
 
 
-def factors_of(record: Dense) -> tuple[Factor, ...]:
+def factors_of(record: AnyRecord) -> tuple[Factor, ...]:
     """The factors of a record's extent, each with its boolean; none where it has no extent."""
     extent = record.extent
     if extent is None:
@@ -133,8 +141,10 @@ def factors_of(record: Dense) -> tuple[Factor, ...]:
     return tuple(f if f.there is not None else replace(f, there=_as_factor(record, f.along)) for f in extent.factors)
 
 
-def _as_factor(record: Dense, along: Sequence[Along]) -> Tensor:
+def _as_factor(record: AnyRecord, along: Sequence[Along]) -> Tensor:
     """The validity of a record, of size 1 where `along` does not depend on a dimension."""
+    if not isinstance(record, Dense):
+        return stored.validity_over(record, [d for d, known in enumerate(along) if known is None])
     validity = record.validity
     if validity is None:  # an empty tensor, or a batch without padding
         shape = [1 if a is None else s for a, s in zip(along, record.shape, strict=True)]
@@ -163,7 +173,7 @@ def conjunction(factors: Sequence[Factor]) -> Tensor | None:
     return there
 
 
-def there(record: Dense) -> Tensor:
+def there(record: AnyRecord) -> Tensor:
     """bool of the record's shape: which positions are there."""
     found = conjunction(factors_of(record))
     if found is None:
@@ -171,7 +181,7 @@ def there(record: Dense) -> Tensor:
     return as_bool(found).expand(record.shape)
 
 
-def along_dim(record: Dense, dim: int) -> Tensor | None:
+def along_dim(record: AnyRecord, dim: int) -> Tensor | None:
     """int8: which indices of `dim` are positions that are there, by those factors that depend on it; None: all are."""
     return conjunction([f for f in factors_of(record) if f.along[dim] is not None])
 
@@ -185,9 +195,19 @@ def extent_of(factors: Sequence[Factor], is_mask: bool) -> Extent | None:
     return Extent(tuple(factors), is_mask)
 
 
-def padded(record: Dense, along: tuple[Along, ...], extent: Tensor | None = None) -> Dense:
-    """The record with an extent: its validity, or `extent` (int8, broadcastable), of which `along` is known."""
-    if extent is None:
-        return Dense(record.data, record.validity, Extent((Factor(along),), is_mask=True))
-    factor = Factor(along, narrowed(extent.expand(record.shape), along))
-    return Dense(record.data, record.validity, Extent((factor,), is_mask=False))
+def with_extent(record: AnyRecord, extent: Extent | None) -> Any:
+    """The same record with this extent."""
+    if isinstance(record, Dense):
+        return Dense(record.data, record.validity, extent)
+    if isinstance(record, Sparse):
+        return Sparse(record.values, record.pattern, extent)
+    return Permuted(record.base, record.order, extent)
+
+
+def confined(record: AnyRecord, there: Tensor | None) -> Any:
+    """The record without its extent, valid where it is there, too."""
+    if there is None:
+        return with_extent(record, None)
+    if isinstance(record, Dense):
+        return Dense(record.data, intersect(record.validity, there))
+    return stored.masked(record, there)

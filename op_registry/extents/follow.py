@@ -11,27 +11,43 @@ from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
     Factor,
+    confined,
     conjunction,
     extent_of,
     factors_of,
+    with_extent,
 )
 from op_registry.extents.regroup import carried
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
-from op_registry.records.validity import intersect
+from op_registry.sparse.permuted import AnyRecord, Permuted
+from op_registry.sparse.record import Sparse
+
+# A record of any storage.
+RECORDS = (Dense, Sparse, Permuted)
 
 # Roles of dimensions along which a result is valid only where its operands are.
 _KEEPING = frozenset({"each", "scanned", "contracted", "reduced", "parameter"})
 
 
-def records_of(call: Bound) -> dict[str, Dense]:
+def records_of(call: Bound) -> dict[str, Any]:
     """The records among a call's tensors, by name."""
-    return {name: t for name, t in call.tensors.items() if isinstance(t, Dense)}
+    return {name: t for name, t in call.tensors.items() if isinstance(t, RECORDS)}
 
 
-def only_padded(records: Mapping[str, Dense]) -> bool:
+def is_all_valid(record: AnyRecord) -> bool:
+    """Whether a record stores every element and no validity."""
+    return isinstance(record, Dense) and record.validity is None
+
+
+def any_stored(call: Bound) -> bool:
+    """Whether a record is stored sparsely."""
+    return any(isinstance(t, (Sparse, Permuted)) for t in call.tensors.values())
+
+
+def only_padded(records: Mapping[str, AnyRecord]) -> bool:
     """Whether what is valid in every operand is what is there."""
-    return all(r.validity is None if r.extent is None else r.extent.is_mask for r in records.values())
+    return all(is_all_valid(r) if r.extent is None else r.extent.is_mask for r in records.values())
 
 
 def sizes_of(call: Bound, labels: Labels) -> dict[Label, int]:
@@ -67,7 +83,7 @@ def followed(call: Bound, labels: Labels, result: Any) -> Any:
     grows = not _KEEPING.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
 
     def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
-        if not isinstance(record, Dense):
+        if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):
             return record
         operands = [
             [f for f in _carried(factors, labels.operands[name], dims, sizes, records[name], record) if f is not None]
@@ -83,8 +99,8 @@ def _carried(
     operand: Sequence[Dimension],
     dims: Sequence[Dimension],
     sizes: Mapping[Label, int],
-    record: Dense,
-    result: Dense,
+    record: AnyRecord,
+    result: AnyRecord,
 ) -> list[Factor | None]:
     known = dict(zip(dims, result.shape, strict=False))
     broadcast: frozenset[Any] = frozenset(
@@ -103,14 +119,14 @@ def _has_empty(labels: Labels, sizes: Mapping[Label, int]) -> bool:
     )
 
 
-def there_says_all(records: Mapping[str, Dense]) -> bool:
+def there_says_all(records: Mapping[str, AnyRecord]) -> bool:
     """Whether factors say of each operand what is valid (not so what was reduced from samples of length 0)."""
-    return all(r.validity is None or (r.extent is not None and r.extent.factors) for r in records.values())
+    return all(is_all_valid(r) or (r.extent is not None and r.extent.factors) for r in records.values())
 
 
 def with_factors(
-    record: Dense, factors: Sequence[Factor], padded: bool, grows: bool = True, whole: bool = False
-) -> Dense:
+    record: AnyRecord, factors: Sequence[Factor], padded: bool, grows: bool = True, whole: bool = False
+) -> Any:
     """A result with the extent of these factors.
 
     padded  whether all of its operands are valid where they are there
@@ -119,11 +135,13 @@ def with_factors(
     """
     if not factors and not padded:
         return record
-    validity = record.validity
-    if grows:
+    if grows and factors:
         everywhere = conjunction(factors)
-        validity = everywhere if padded and whole and factors else intersect(validity, everywhere)
-    return Dense(record.data, validity, extent_of(factors, padded))
+        if isinstance(record, Dense) and padded and whole:
+            record = Dense(record.data, everywhere)
+        else:
+            record = confined(record, everywhere)
+    return with_extent(record, extent_of(factors, padded))
 
 
 def for_each_result(result: Any, dims: Sequence[Any], change: Callable[[Any, Any], Any]) -> Any:
@@ -156,6 +174,6 @@ def depends_at(call: Bound, labels: Labels, role: str) -> bool:
     )
 
 
-def without(record: Dense, dims: Sequence[int]) -> tuple[Factor, ...]:
+def without(record: AnyRecord, dims: Sequence[int]) -> tuple[Factor, ...]:
     """The factors of a record that depend on none of these dimensions."""
     return tuple(f for f in factors_of(record) if all(f.along[d] is None for d in dims))
