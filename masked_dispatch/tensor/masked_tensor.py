@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ from op_registry.sparse.permuted import AnyRecord
 # Compiled graphs guard on these: how writes outside the graph change validity, the registry's version, the mode of
 # `updates`, and a handle through which a guard can give the tensor its own validity (all handles compare equal).
 Context = tuple[str, str, Mode, GuardedInput | None]
+
+M = TypeVar("M", bound="MaskedTensor")
 
 
 class MaskedTensor(Conversions, NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
@@ -345,7 +347,7 @@ class MaskedTensor(Conversions, NamedPieces, ReadWhereAllValid, WithoutMemory, t
         return self._data.is_shared()
 
 
-def with_extent(tensor: MaskedTensor, extent: Extent | None) -> MaskedTensor:
+def with_extent(tensor: M, extent: Extent | None) -> M:
     """The same masked tensor, which nobody else has yet, with an extent."""
     if extent is not None:
         tensor._extent = extent

@@ -17,12 +17,13 @@ from op_registry.authoring import (
     ATTENTION,
     QUERY,
     Bound,
+    ByArgument,
     Dense,
+    Equation,
     NotLowered,
     Permuted,
     Rule,
     Sparse,
-    Unknown,
     aligned_validity,
     all_valid,
     by_rule,
@@ -113,7 +114,18 @@ def _multi_head_attention(
     return run(aten.linear.default, merged_heads(run, mixed), proj_weight, proj_bias), weights
 
 
-@masked_rule(aten._native_multi_head_attention.default, category=ATTENTION, dims=Unknown("it may be one nested tensor"))
+_ATTENDED = "bqe,bkf,bkg,?,?,?,?,?->bqO,"
+
+
+@masked_rule(
+    aten._native_multi_head_attention.default,
+    category=ATTENTION,
+    dims=ByArgument(
+        "need_weights",
+        ByArgument("average_attn_weights", Equation(f"{_ATTENDED}bqK"), Equation(f"{_ATTENDED}bHqK")),
+        Equation(_ATTENDED),
+    ),
+)
 def _native_multi_head_attention(
     query: Dense,
     key: Dense,
@@ -189,7 +201,9 @@ def _encoder_layer(
 
 
 @masked_rule(
-    aten._transformer_encoder_layer_fwd.default, category=ATTENTION, dims=Unknown("it may be one nested tensor")
+    aten._transformer_encoder_layer_fwd.default,
+    category=ATTENTION,
+    dims=Equation(f"bTE{',?' * 13}->bTE"),
 )
 def _transformer_encoder_layer_fwd(
     src: Dense,
