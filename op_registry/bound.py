@@ -1,7 +1,8 @@
 """Bound calls: the arguments of an operator's call by name, for functions that run it on other storage.
 
 A lowering reads ``c.weight`` and ``c.dim``, and changes arguments by ``c.with_(input=rows).run()``: it need not
-repeat the operator's signature. Dense rules keep it.
+repeat the operator's signature. Dense rules keep it, except where they pass most of many arguments on
+(``masked_rule(..., takes_call=True)``).
 """
 
 from __future__ import annotations
@@ -21,32 +22,34 @@ class Bound:
     """A call of `op`, which `rule` serves. Every argument is an attribute, by its name in the schema: ``c.weight``;
     those that are not given have their defaults. Arguments called as an attribute here are items: ``c["tensors"]``.
 
-    op, rule  the overload and its rule
-    named     all arguments by name
-    form      what plans may depend on, once it has been asked for (sparse/plans.py)
+    op     the overload
+    rule   its rule; None in a dense rule's own function, which asks for neither labels nor the rule's run
+    named  all arguments by name
+    form   what plans may depend on, once it has been asked for (sparse/plans.py)
     """
 
+    rule: Rule
     form: Hashable = None
 
     # (functools.cached_property takes a lock in Python 3.11.)
     _labels: Labels | Literal[False] | None = False
     _given: tuple[Sequence[Any], Mapping[str, Any]] | None = None
 
-    def __init__(self, rule: Rule, op: OpOverload, named: Mapping[str, Any]) -> None:
-        self.rule, self.op, self.named = rule, op, named
+    def __init__(self, rule: Rule | None, op: OpOverload, named: Mapping[str, Any]) -> None:
+        self.__dict__.update(named)
+        for name in _OWN.intersection(named):
+            del self.__dict__[name]
+        self.rule, self.op, self.named = rule, op, named  # type: ignore[assignment]
 
     @classmethod
-    def of(cls, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
+    def of(cls, rule: Rule | None, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
         """The call ``op(*args, **kwargs)``."""
         call = cls(rule, op, bind_by_name(op, args, kwargs))
         call._given = args, kwargs
         return call
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self.named[name]
-        except KeyError:
-            raise AttributeError(f"the arguments of {self.op} are {', '.join(self.named)}; none is {name}") from None
+        raise AttributeError(f"the arguments of {self.op} are {', '.join(self.named)}; none is {name}")
 
     def __getitem__(self, name: str) -> Any:
         return self.named[name]
@@ -115,6 +118,20 @@ class Bound:
         """`function` of the arguments as torch passes them."""
         args, kwargs = self.given
         return function(*args, **kwargs)
+
+
+# What a call is asked for itself: arguments of these names are items.
+_OWN = frozenset(vars(Bound))
+
+
+def of_call(function: Callable[[Bound], Any]) -> Callable[..., Any]:
+    """A dense rule's run, called with the overload and its arguments, from a function of the bound call."""
+
+    @functools.wraps(function)
+    def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        return function(Bound.of(None, op, args, kwargs))
+
+    return run
 
 
 def bind_by_name(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
