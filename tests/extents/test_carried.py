@@ -169,9 +169,7 @@ def test_an_example_without_an_extent_is_there_everywhere() -> None:
 
 
 def test_examples_that_know_by_different_dimensions_are_not_collated() -> None:
-    text = (
-        r"default_collate: tensors of shape \(2, 2\) know by different .* \(\(0,\),\) and \(\(1,\),\)\. Pass x\.without"
-    )
     square = missing()[0, :2]
+    text = r"default_collate: tensors of shape \(2, 2\) know by different dimensions which of their positions are there"
     with pytest.raises(md.MaskedSemanticsError, match=text):
         list(DataLoader([square, square.t()], batch_size=2))

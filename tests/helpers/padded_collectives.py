@@ -199,8 +199,8 @@ def different(rank: int, ranks: int) -> None:
             raises(
                 ValueError,
                 call,
-                "the ranks of the group know differently which positions of their tensors are there: rank 0 has float32 "
-                "of shape (2, 3, 2) whose positions are there by samples along 0, first positions along 1; rank",
+                "the ranks of the group know differently which positions of their tensors are there: rank 0 has "
+                "float32 of shape (2, 3, 2) whose positions are there by samples along 0, first positions along 1; rank",
                 text,
                 "Pad their batches alike",
             )
