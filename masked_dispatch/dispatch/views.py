@@ -18,7 +18,7 @@ from masked_dispatch.dispatch.sparse import lowered
 from masked_dispatch.engine_internals import called_by_functorch
 from masked_dispatch.tensor.in_transform import InTransform, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import copy_validity_before_views, make_view_family, shared_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, with_extent, wrap
 from masked_dispatch.tensor.messages import returned_to_torch_func
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
@@ -143,8 +143,7 @@ def _wrap_views(
     view = wrap(result.data, checked_validity(result))
     hand_on(base._data, view._data, view._stored_validity, of_source=base._validity)
     share_storage(view, base)
-    if result.extent is not None:
-        view._extent = result.extent
+    with_extent(view, result.extent)
     is_copy = result.data.dtype is not base.dtype or isinstance(result, PartOfEach)
     if not is_copy:
         make_view_family(base, view)

@@ -27,6 +27,8 @@ def run_with_extents(run: Run, rule: Rule, op: OpOverload, *args: Any, **kwargs:
     call = Bound.of(rule, op, args, kwargs)
     if rule.category is QUERY or isinstance(rule.dims, OfSizes):
         return run(*args, **kwargs)
+    if isinstance(rule.dims, Reshaped):
+        return samples.reshaped(call, run)
     labels = call.labels
     if labels is None:
         dims = rule.dims
@@ -47,8 +49,6 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         return joins.joined
     if isinstance(dims, (Indexed, AtIndices)):
         return indices.looked_up
-    if isinstance(dims, Reshaped):
-        return samples.reshaped
     if isinstance(dims, View) and depends_at(call, labels, "selected"):
         return slices.selected
     if depends_at(call, labels, "moved"):

@@ -27,6 +27,7 @@ from op_registry.extents.factors import (
 )
 from op_registry.extents.follow import for_each_result, refuse
 from op_registry.records.dense import Dense
+from op_registry.records.dims import known_to_hold
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Run
 
@@ -49,20 +50,30 @@ class Cut:
     @property
     def first(self) -> int:
         """How many positions it leaves out in front."""
-        return max(self.start, 0)
+        return 0 if known_to_hold(self.start < 0) else self.start
 
     @property
     def last(self) -> int:
         """How many positions it leaves out at the end."""
-        return max(-self.stop, 0)
+        return -self.stop if known_to_hold(self.stop < 0) else 0
 
     def of(self, size: int) -> slice:
-        return slice(*slice(self.start, self.stop, self.step).indices(size))
+        """The part of a dimension of this size, without negative bounds."""
+        start = _bound(self.start, size)
+        stop = _bound(self.stop, size)
+        return slice(start, start if known_to_hold(stop < start) else stop, self.step)
 
     def __str__(self) -> str:
         bound = "" if self.stop >= _TO_THE_END else self.stop
         inside = f"{self.start or ''}:{bound}{'' if self.step == 1 else f':{self.step}'}" if self.kept else self.start
         return f"x[{':, ' * self.dim}{inside}]"
+
+
+def _bound(bound: int, size: int) -> int:
+    """A bound of a slice, counted from the front; sizes of graphs are compared as torch's own slices compare them."""
+    if known_to_hold(bound < 0):
+        return 0 if known_to_hold(bound + size <= 0) else bound + size
+    return size if bound is _TO_THE_END or known_to_hold(bound >= size) else bound
 
 
 class PartOfEach(Dense):
@@ -105,7 +116,7 @@ def _dim(call: Bound, record: Dense, name: str = "dim") -> int:
 
 def _slice(call: Bound, record: Dense) -> list[list[Cut]]:
     start, end = call["start"], call["end"]
-    stop = _TO_THE_END if end is None else end
+    stop = _TO_THE_END if end is None or known_to_hold(end >= _TO_THE_END) else end
     return [[Cut(_dim(call, record), start or 0, stop, call["step"])]]
 
 
@@ -126,7 +137,8 @@ def _unbind(call: Bound, record: Dense) -> list[list[Cut]]:
 def _split(call: Bound, record: Dense) -> list[list[Cut]]:
     dim, size = _dim(call, record), call["split_size"]
     total = record.shape[dim]
-    return [[Cut(dim, a, min(a + size, total))] for a in range(0, max(total, 1), max(size, 1))]
+    count = max(int((total + size - 1) // size), 1) if size else 1
+    return [[Cut(dim, n * size, total if n == count - 1 else (n + 1) * size)] for n in range(count)]
 
 
 def _split_with_sizes(call: Bound, record: Dense) -> list[list[Cut]]:
@@ -137,7 +149,7 @@ def _split_with_sizes(call: Bound, record: Dense) -> list[list[Cut]]:
 def _squeeze(call: Bound, record: Dense) -> list[list[Cut]]:
     given = call.named.get("dim")
     dims = range(record.ndim) if given is None else [given] if isinstance(given, int) else given
-    ones = {d % record.ndim for d in dims if record.shape[d] == 1}
+    ones = {d % record.ndim for d in dims if known_to_hold(record.shape[d] == 1)}
     return [[Cut(d, 0, kept=False) for d in sorted(ones, reverse=True)]]
 
 
@@ -157,12 +169,12 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     along, dim, there = as_positions(factor.along[cut.dim]), cut.dim, factor.there
     assert there is not None
     if not cut.kept:
-        if isinstance(along, Positions) and size != 1:
+        if isinstance(along, Positions) and not known_to_hold(size == 1):
             _warn_of_index(along, cut, size)
         rest = (*factor.along[:dim], *factor.along[dim + 1 :])
         return Factor(rest, there.select(dim, 0 if along is None else cut.start)), False
     shown = cut.of(size)
-    if along is None or shown == slice(0, size, 1):
+    if along is None or (shown.step == 1 and known_to_hold(shown.start == 0) and known_to_hold(shown.stop == size)):
         return factor, False
     if not numbers_positions(along):
         return replace(factor, there=_taken(there, dim, shown)), False
@@ -173,18 +185,21 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
         return replace(factor.knowing(dim, parts), there=_taken(there, dim, shown)), False
     if not along.contiguous:
         raise refuse(call, f"{cut} would count what lies between the positions of a sample; see masked_dispatch.align")
-    if cut.start < 0:
+    if known_to_hold(cut.start < 0):
         if along.from_start:
             batch_end(str(cut), f"masked_dispatch.last(x, {dim}, k={-cut.start})")
         return replace(factor.knowing(dim, replace(along, parts=())), there=_taken(there, dim, shown)), False
-    if not along.from_start and (0 <= cut.stop < size or cut.step != 1):
+    counts = known_to_hold(cut.stop >= 0) and not known_to_hold(cut.stop >= size)
+    if not along.from_start and (counts or cut.step != 1):
         raise refuse(
             call,
             f"{cut} counts from the start of the batch, where samples do not begin; masked_dispatch.first and "
             f"masked_dispatch.align(x, {dim}) count from each sample's own",
         )
-    length = max(len(range(shown.start, shown.stop, shown.step)), 0)
-    ahead = _taken(there, dim, slice(min(cut.first + cut.last, size), size, cut.step)).narrow(dim, 0, length)
+    length = (shown.stop - shown.start + cut.step - 1) // cut.step
+    left_out = cut.first + cut.last
+    first = size if known_to_hold(left_out >= size) else left_out
+    ahead = _taken(there, dim, slice(first, size, cut.step)).narrow(dim, 0, length)
     known = replace(factor.knowing(dim, replace(along, parts=())), there=ahead)
     if along.from_start:
         return known, cut.last > 0
@@ -197,8 +212,7 @@ def _taken(there: Tensor, dim: int, part: slice) -> Tensor:
 
 
 def _warn_of_index(along: Positions, cut: Cut, size: int) -> None:
-    last = cut.start in (-1, size - 1) and cut.start < 0
-    if last and along.from_start:
+    if cut.start == -1 and along.from_start:
         batch_end(str(cut), f"masked_dispatch.last(x, {cut.dim})")
     elif cut.start == 0 and not along.from_start:
         batch_end(str(cut), f"masked_dispatch.first(x, {cut.dim})")
@@ -207,9 +221,10 @@ def _warn_of_index(along: Positions, cut: Cut, size: int) -> None:
 def _joined_parts(along: Positions, shown: slice) -> Positions | None:
     """What was known of the parts of a join that a slice gives back; None if it cuts one, or is of no join."""
     borders = list(itertools.accumulate((size for size, _ in along.parts), initial=0))
-    if along.contiguous or shown.step != 1 or shown.start not in borders or shown.stop not in borders:
+    at = [next((n for n, b in enumerate(borders) if known_to_hold(b == end)), None) for end in (shown.start, shown.stop)]
+    if along.contiguous or shown.step != 1 or None in at:
         return None
-    parts = along.parts[borders.index(shown.start) : borders.index(shown.stop)]
+    parts = along.parts[slice(*at)]
     if len(parts) != 1:
         return replace(along, parts=parts)
     only = parts[0][1]
