@@ -17,7 +17,6 @@ from op_registry.extents.factors import Extent
 from op_registry.extents.pieces import (
     Known,
     booleans_of,
-    check_sizes,
     known_of,
     shape_of_sizes,
     sizes_in,
@@ -83,10 +82,9 @@ def _sized(tensor: MaskedTensor, extent: Extent, traced: bool) -> Tensor:
         return torch.empty([0] + [1] * (len(shape) - 1), dtype=torch.int8, device=tensor.device).expand(shape)
 
 
-def extent_from_graph(known: Known, inner: dict[str, Tensor], shape: torch.Size) -> Extent:
-    """The extent of these inner tensors, of a masked tensor of this shape."""
+def take_extent_from_graph(tensor: MaskedTensor, known: Known, inner: dict[str, Tensor]) -> None:
+    """Give a masked tensor that a graph takes or returns the extent of these inner tensors."""
     pieces = [inner[name] for name in NAMES if name in inner]
-    extent = together(known, pieces[: sum(known.stored)], pieces[-1].shape if known.sizes else ())
-    if known.sizes and being_traced(pieces[-1]):
-        check_sizes(extent, shape)
-    return extent
+    tensor._extent = together(known, pieces[: sum(known.stored)], pieces[-1].shape if known.sizes else ())
+    if being_traced(tensor._data):
+        tensor._kept_pieces = tensor._extent, known, pieces

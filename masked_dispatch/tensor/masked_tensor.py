@@ -15,7 +15,7 @@ from masked_dispatch.compiler_internals import never_compiled, prepare_for_traci
 from masked_dispatch.tensor.all_valid import ReadWhereAllValid
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
 from masked_dispatch.tensor.conversions import converted
-from masked_dispatch.tensor.extent_in_graphs import NAMES, ExtentPieces, extent_from_graph, pieces_of
+from masked_dispatch.tensor.extent_in_graphs import NAMES, ExtentPieces, pieces_of, take_extent_from_graph
 from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.fills import checked_fill
 from masked_dispatch.tensor.indexing import as_source
@@ -344,7 +344,7 @@ class MaskedTensor(NamedPieces, ExtentPieces, ReadWhereAllValid, WithoutMemory, 
         written, *_, known, guarded = context
         wrapper = wrap(inner["_data"], inner.get("_graph_validity"))
         if known is not None:
-            wrapper._extent = extent_from_graph(known, inner, wrapper.shape)
+            take_extent_from_graph(wrapper, known, inner)
         if being_traced(wrapper._data):
             prepare_for_tracing()
             found_family_in_graph(wrapper, written == "in place", guarded)

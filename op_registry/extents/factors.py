@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
 
 
@@ -89,6 +90,11 @@ class Factor:
     def positions(self) -> tuple[int, ...]:
         """The dimensions whose positions it numbers."""
         return tuple(d for d, along in enumerate(self.along) if numbers_positions(along))
+
+    @property
+    def matters(self) -> bool:
+        """Whether it may differ from element to element, or between the examples of a vmap."""
+        return under_transform() or any(along is not None for along in self.along)
 
     @property
     def depends(self) -> tuple[int, ...]:

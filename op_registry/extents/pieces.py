@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from op_registry.extents.factors import Along, Extent, Factor, Merged, Positions
+from op_registry.errors import MaskedSemanticsError
+from op_registry.extents.factors import (
+    SAMPLES,
+    Along,
+    Extent,
+    Factor,
+    Merged,
+    Positions,
+    extent_of,
+    factors_of,
+    narrowed,
+)
+from op_registry.records.dense import Dense
 
 
 @dataclass(frozen=True)
@@ -64,20 +74,53 @@ def together(known: Known, booleans: Sequence[Tensor], shape: Sequence[int]) -> 
     )
 
 
-def with_booleans(extent: Extent, change: Callable[[Tensor], Tensor]) -> Extent:
-    """The same extent with other booleans."""
-    factors = (f if f.there is None else replace(f, there=change(f.there)) for f in extent.factors)
+def with_booleans(extent: Extent, booleans: Sequence[Tensor]) -> Extent:
+    """The same extent with these booleans, which may be expanded, for those that factors have of their own."""
+    rest = iter(booleans)
+    factors = (f if f.there is None else replace(f, there=narrowed(next(rest), f.along)) for f in extent.factors)
     return Extent(tuple(factors), extent.is_mask)
 
 
-def check_sizes(extent: Extent, shape: Sequence[int]) -> None:
-    """Tell a graph that the sizes of parts make up the size of their dimension."""
-    for factor in extent.factors:
-        for along, size in zip(factor.along, shape, strict=True):
-            if isinstance(along, Merged):
-                torch._check(math.prod(s for s, _ in along.parts) == size)
-            elif isinstance(along, Positions) and along.parts:
-                torch._check(sum(s for s, _ in along.parts) == size)
+# ----------------------------------------------------------------------------------------------------------- transforms
+
+
+def without_dim(extent: Extent, dim: int) -> Extent:
+    """What one index of `dim` knows, for a function that is mapped over it; its booleans are those of that index.
+
+    Raises MaskedSemanticsError if `dim` numbers positions: of one position by itself, nothing follows for its sample.
+    """
+    if extent.numbers(dim):
+        raise MaskedSemanticsError(
+            f"vmap would map over dimension {dim} of a masked tensor, which numbers positions of padded samples. Map "
+            "over the dimension that numbers the samples; or treat padding as missing values, x.without_extent()"
+        )
+    factors = (Factor((*f.along[:dim], *f.along[dim + 1 :]), f.there) for f in extent.factors)
+    return Extent(tuple(factors), extent.is_mask)
+
+
+def with_samples(extent: Extent, dim: int) -> Extent:
+    """What is known of a result that has `dim` more: the dimension over which a function was mapped."""
+    factors = (Factor((*f.along[:dim], SAMPLES, *f.along[dim:]), f.there) for f in extent.factors)
+    return Extent(tuple(factors), extent.is_mask)
+
+
+def of_outer(output: Dense | None, argument: Dense | None, ndim: int) -> Extent | None:
+    """The extent of a Jacobian of `ndim` dimensions, first those of the output, then those of the argument."""
+    records = [r for r in (output, argument) if r is not None]
+    if all(r.extent is None for r in records):
+        return None
+    padded = all(r.validity is None if r.extent is None else r.extent.is_mask for r in records)
+    found: list[Factor] = []
+    for record, first in ((output, True), (argument, False)):
+        more: list[None] = [None] * (ndim - (0 if record is None else record.ndim))
+        for f in () if record is None else factors_of(record):
+            assert f.there is not None
+            along, place = ((*f.along, *more), (..., *more)) if first else ((*more, *f.along), (*more, ...))
+            found.append(Factor(along, f.there[place]))
+    return extent_of(found, padded)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
 
 
 def _sizes_of(along: Along) -> list[int]:

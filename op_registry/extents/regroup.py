@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeGuard
 
 from torch import Tensor
@@ -45,11 +46,10 @@ def carried(
     if positions and all(a in gone for a in positions):
         return None
     known |= dict.fromkeys(broadcast & known.keys(), None)
-    along = tuple(_along_of(dim, known, sizes) for dim in result)
-    if not any(a is not None for a in along):
-        return None
-    there = None if factor.there is None else _moved(factor.there, operand, result, known, sizes)
-    return Factor(along, there)
+    moved = Factor(tuple(_along_of(dim, known, sizes) for dim in result))
+    if not moved.matters or factor.there is None:
+        return moved if moved.matters else None
+    return replace(moved, there=_moved(factor.there, operand, result, known, sizes))
 
 
 def known_of(factor: Factor, operand: Sequence[Dimension], sizes: Mapping[Label, int]) -> Known:

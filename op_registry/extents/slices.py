@@ -99,7 +99,7 @@ def selected(call: Bound, labels: Labels, run: Run) -> Any:
             for n, factor in enumerate(factors):
                 factors[n], more = _cut(call, factor, cut, record.shape[cut.dim])
                 hides |= more
-        factors = [f for f in factors if f.depends]
+        factors = [f for f in factors if f.matters]
         if not factors:
             return result
         extent = extent_of(factors, record.extent.is_mask)
@@ -221,14 +221,18 @@ def _warn_of_index(along: Positions, cut: Cut, size: int) -> None:
 def _joined_parts(along: Positions, shown: slice) -> Positions | None:
     """What was known of the parts of a join that a slice gives back; None if it cuts one, or is of no join."""
     borders = list(itertools.accumulate((size for size, _ in along.parts), initial=0))
-    at = [next((n for n, b in enumerate(borders) if known_to_hold(b == end)), None) for end in (shown.start, shown.stop)]
-    if along.contiguous or shown.step != 1 or None in at:
+    first, last = (next((n for n, b in enumerate(borders) if known_to_hold(b == end)), None) for end in _ends(shown))
+    if along.contiguous or shown.step != 1 or first is None or last is None:
         return None
-    parts = along.parts[slice(*at)]
+    parts = along.parts[first:last]
     if len(parts) != 1:
         return replace(along, parts=parts)
     only = parts[0][1]
     return only if isinstance(only, Positions) else Positions()
+
+
+def _ends(shown: slice) -> tuple[int, int]:
+    return shown.start, shown.stop
 
 
 def unfolded(call: Bound, labels: Labels, run: Run) -> Dense:
