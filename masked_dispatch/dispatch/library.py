@@ -169,21 +169,28 @@ def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None) -> Ma
     return wrap_any(in_layout(found, found.pattern.layout, None, None) if isinstance(found, Sparse) else found)
 
 
+def _moved_within(operation: str, tensor: Tensor) -> Dense:
+    """The record for an operation that moves each sample's positions; the policy decides if it is sparse."""
+    if isinstance(tensor, SparseMaskedTensor):
+        check_allowed(operation, [tensor], "it moves each sample's own positions")
+    return _record(tensor)
+
+
 def _ends(tensor: Tensor, dim: int, k: int, last: bool) -> MaskedTensor:
-    record = _record(tensor)
+    record = _moved_within("last" if last else "first", tensor)
     return wrap_record(ends(record, dim, min(k, record.shape[dim]), last))
 
 
 def _align(tensor: Tensor, dim: int) -> Tensor:
-    record = _record(tensor)
-    assert record.extent is not None
-    if all(f.along[dim] is None or is_prefix(f.along[dim]) for f in record.extent.factors):
+    extent = unwrap_any(tensor).extent
+    assert extent is not None
+    if all(f.along[dim] is None or is_prefix(f.along[dim]) for f in extent.factors):
         return tensor
-    return wrap_record(compacted(record, dim))
+    return wrap_record(compacted(_moved_within("align", tensor), dim))
 
 
 def _positions(tensor: Tensor, dim: int) -> MaskedTensor:
-    return wrap_record(positions(_record(tensor), dim))
+    return wrap_record(positions(unwrap_any(tensor), dim))
 
 
 def _without_extent(tensor: Tensor) -> MaskedTensor:

@@ -72,7 +72,7 @@ def _validity(record: AnyRecord) -> Tensor | None:
     base, groups = shown(record)
     whole = base.values.validity is None
     inner = [dim for dim, group in enumerate(groups) if whole and all(d >= base.pattern.ndim for d in group)]
-    return stored.validity_over(record, inner).expand(record.shape)
+    return stored.validity_over(record, inner)().expand(record.shape)
 
 
 def stores_whole_rows(record: AnyRecord) -> bool:
@@ -94,7 +94,7 @@ def of_packed(record: Sparse) -> Sparse:
     """
     if not PACKED_ROWS_ARE_THERE:
         return record
-    rows = stored.validity_over(Sparse(Dense(record.values.data), record.pattern), list(range(2, record.ndim)))
+    rows = stored.validity_over(Sparse(Dense(record.values.data), record.pattern), list(range(2, record.ndim)))()
     along: tuple[Along, ...] = (SAMPLES, layout_of(rows, 1), *(None for _ in record.dense_sizes))
     return Sparse(record.values, record.pattern, extent_of([Factor(along, rows)], record.values.validity is None))
 

@@ -67,7 +67,7 @@ def ends(record: Dense, dim: int, k: int, last: bool = False) -> Dense:
     return _gathered(record, dim, order, [*kept, factor], record.extent is not None and record.extent.is_mask)
 
 
-def positions(record: Dense, dim: int) -> Dense:
+def positions(record: AnyRecord, dim: int) -> Dense:
     """int64: how many positions of the sample come before each along `dim`; of the dimensions on which that depends."""
     gone = [f for f in factors_of(record) if f.along[dim] is not None]
     there = conjunction(gone)
