@@ -16,6 +16,7 @@ from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.checks import contains_masked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, rebuild_sparse, stored_parts
+from op_registry.extents.plain import known_of
 
 Stage = Callable[..., Any]
 
@@ -25,7 +26,8 @@ def in_pieces(value: Any) -> Any:
     if isinstance(value, SparseMaskedTensor):
         return (*stored_parts(value._kept), value._order)
     if isinstance(value, MaskedTensor):
-        return value._data.detach(), value._validity
+        factors = () if value._extent is None else value._extent.factors
+        return value._data.detach(), value._validity, *(factor.there for factor in factors)
     if isinstance(value, dict):
         return {key: in_pieces(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
@@ -39,7 +41,9 @@ def together(value: Any, staged: Any) -> Any:
         *parts, order = staged
         return rebuild_sparse(*parts, False, False, order)
     if isinstance(value, MaskedTensor):
-        return rebuild(*staged, False)
+        data, validity, *theres = staged
+        parts = None if value._extent is None else (value._extent.is_mask, known_of(value._extent), *theres)
+        return rebuild(data, validity, False, extent=parts)
     if isinstance(value, dict):
         return {key: together(inner, staged[key]) for key, inner in value.items()}
     if type(value) in (list, tuple):
