@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed import _functional_collectives as functional
+from torch.distributed import checkpoint
 from torch.distributed import group as groups
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import masked_dispatch as md
 from op_registry import MaskedSemanticsError
@@ -271,3 +274,19 @@ def of_distributed_tensors_that_differ(rank: int, ranks: int) -> None:
     raises(
         ValueError, lambda: md.distributed.distribute(z, mesh, [Shard(0)]), "rank 0 has float32", "without an extent"
     )
+
+
+@check("a parallel module and a checkpoint of distributed tensors are refused")
+def of_what_is_refused(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    module = parallelize_module(nn.Linear(2, 4), mesh, ColwiseParallel())
+    text = "knows which of its positions are there, and a parallel module does not carry that"
+    raises(MaskedSemanticsError, lambda: module(missing(rank)), text, "x.without_extent()")
+    module(missing(rank).without_extent())
+    placed = {"x": md.distributed.distribute(missing(rank), mesh, [Shard(0)])}
+    with tempfile.TemporaryDirectory() as folder:
+        raises(
+            checkpoint.CheckpointException,  # type: ignore[arg-type]
+            lambda: checkpoint.save(placed, checkpoint_id=folder, no_dist=True),
+            "and a checkpoint of distributed tensors does not carry that",
+        )
