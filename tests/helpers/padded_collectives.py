@@ -276,7 +276,7 @@ def of_distributed_tensors_that_differ(rank: int, ranks: int) -> None:
     )
 
 
-@check("a parallel module and a checkpoint of distributed tensors are refused")
+@check("a parallel module, a checkpoint of distributed tensors and sparse storage are refused")
 def of_what_is_refused(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     module = parallelize_module(nn.Linear(2, 4), mesh, ColwiseParallel())
@@ -290,3 +290,12 @@ def of_what_is_refused(rank: int, ranks: int) -> None:
             lambda: checkpoint.save(placed, checkpoint_id=folder, no_dist=True),
             "and a checkpoint of distributed tensors does not carry that",
         )
+    x = missing(rank).to_packed()
+    for call in (
+        lambda: distributed.all_reduce(x),
+        lambda: distributed.all_gather([x.without_extent() for _ in range(ranks)], x),
+        lambda: functional.all_reduce(x, "sum", groups.WORLD),
+        lambda: distributed.send(x, 1) if rank == 0 else distributed.recv(x.without_extent(), 0),
+    ):
+        raises(MaskedSemanticsError, call, "a collective of what is stored as torch.jagged does not carry that")
+    still_works(rank, ranks)
