@@ -39,7 +39,7 @@ from masked_dispatch.tensor.notebooks import html_of
 from masked_dispatch.tensor.other_devices import wrappers
 from masked_dispatch.tensor.printing import printed
 from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
-from masked_dispatch.tensor.saved_extents import parts_of_extent, saved_extent
+from masked_dispatch.tensor.saved_extents import parts_of_extent, problem_of_extent, saved_extent
 from masked_dispatch.tensor.storage_conversions import Conversions
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import (
@@ -296,7 +296,7 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
             family, data = None, data.clone()
         state = (data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
         if extent is not None:
-            return saved_as("dense", *state, family, parts_of_extent(extent))
+            return saved_as("dense", *state, family, *parts_of_extent(extent))
         return saved_as("dense", *state) if family is None else saved_as("dense", *state, family)
 
     @never_compiled
@@ -431,7 +431,8 @@ def rebuild(
         check_saved(problem_of_member(data, family))
         tensor._family = family if family.has_memory_of(data) else family.apart(data, validity)
     if extent is not None:
-        tensor._extent = saved_extent(Dense(data, tensor._validity), extent, MaskedTensor)
+        tensor._extent = saved_extent(data, extent, MaskedTensor)
+        check_saved(problem_of_extent(Dense(data, tensor._validity, tensor._extent)))
     return tensor
 
 

@@ -34,6 +34,10 @@ EXTENTS: dict[str, Callable[[], MaskedTensor]] = {
     "two dimensions": lambda: padded() @ padded().transpose(1, 2),
     "merged dimensions": lambda: missing().flatten(0, 1),
     "joined": lambda: torch.cat([missing(), torch.ones(2, 2, 2)], 1),
+    "packed": lambda: padded().to_packed(),
+    "packed, with missing values": lambda: missing().to_packed(),
+    "packed, seen otherwise": lambda: missing().to_packed().unflatten(-1, (1, 2)).transpose(1, 2),
+    "coo": lambda: missing().to_sparse(),
     "no position left": lambda: padded().mean(1),
 }
 

@@ -32,6 +32,8 @@ SAVED: dict[str, Any] = {
     "all valid": md.as_masked_tensor(DATA),
     "nothing valid": md.masked_tensor(DATA, torch.zeros(4, 6, dtype=torch.bool)),
     "a single number": md.masked_tensor(torch.tensor(2.0), torch.tensor(False)),
+    "padded": md.padded(md.masked_tensor(DATA, MASK), torch.arange(6) < torch.tensor([[4], [2], [6], [5]])),
+    "only padded": md.padded(md.from_lengths(DATA, torch.tensor([6, 5, 1, 0]))),
     "bfloat16": md.masked_tensor(DATA.bfloat16(), MASK),
     "complex": md.masked_tensor(DATA.to(torch.complex64), MASK),
     "bool": md.masked_tensor(DATA > 5, MASK),
