@@ -11,4 +11,5 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
     slices     views that leave positions out
     joins      operands one behind the other
     samples    calls that act within each sample: flip, roll, gather to the front
+    regions    parts of a tensor's memory: views of it, and writes through them
 """

@@ -34,11 +34,12 @@ def combined(operands: Sequence[Sequence[Factor]], name: str) -> tuple[Factor, .
         if same is None:
             found.append(factor)
         else:
-            found[same] = _both(found[same], factor)
+            found[same] = met(found[same], factor)
     return tuple(found)
 
 
-def _both(a: Factor, b: Factor) -> Factor:
+def met(a: Factor, b: Factor) -> Factor:
+    """Where both factors are, which depend on the same dimensions."""
     if a.along == b.along and (a.there is b.there):
         return a
     along = tuple(_met(x, y) for x, y in zip(a.along, b.along, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from op_registry.bound import Bound
-from op_registry.dimensions import AtIndices, Indexed, Label, Labels, atoms
+from op_registry.dimensions import AtIndices, Elementwise, Indexed, Label, Labels, atoms
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import Along, Factor, conjunction, factors_of, narrowed, without_order
 from op_registry.extents.follow import followed, only_padded, records_of, refuse, sizes_of, with_factors
@@ -79,6 +79,8 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     """
     records = records_of(call)
     first, record = next(iter(records.items()))
+    if isinstance(call.rule.dims, Elementwise):
+        return followed(call, labels, call.applied(run), written=first)
     if record.extent is None or any(r.extent is not None for n, r in records.items() if n != first):
         call = _from_what_is_there(call, labels, records, first)
     result = call.applied(run)
