@@ -108,9 +108,8 @@ class _Leaves:
         value = _densely(value, "vmap")
         if not isinstance(value, MaskedTensor):
             return value
-        extent, booleans = _extent_of(value), ()
-        if extent is not None:
-            booleans = tuple(boolean.expand(value.shape) for boolean in booleans_of(extent))
+        extent = _extent_of(value)
+        booleans = tuple(b.expand(value.shape) for b in ([] if extent is None else booleans_of(extent)))
         self.extents.append(extent)
         if value._graph_validity is None:
             return _DataOnly(_ops.data_of(value), booleans)
@@ -356,11 +355,11 @@ def _jacobian_mask(output: _Mask | None, argument: _Mask | None, jacobian: Tenso
         validity = output.validity[(..., *[None] * ndim)]
     if argument is not None and argument.validity is not None:
         validity = intersect(validity, with_leading_dims(argument.validity, lead))
-    records = (
+    first, second = (
         mask if mask is None else Dense(jacobian.new_empty(()).expand(shape), mask.validity, mask.whole_extent)
         for mask, shape in ((output, jacobian.shape[:lead]), (argument, jacobian.shape[lead:]))
     )
-    extent = of_outer(*records, jacobian.ndim)
+    extent = of_outer(first, second, jacobian.ndim)
     booleans = () if extent is None else booleans_of(extent)
     return _Mask((*(() if validity is None else (validity,)), *booleans), None, extent)
 

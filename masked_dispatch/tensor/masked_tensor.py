@@ -81,14 +81,16 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     _data: Tensor
     # int8, 1 where valid, broadcastable to the data; None if every element is valid. Code reads it through `_validity`.
     _stored_validity: Tensor | None
-    # Which positions of a padded batch are there; None if all are.
-    _extent: Extent | None = None
+    # Which positions of a padded batch are there; None if all are. Code reads it through `_extent`.
+    _stored_extent: Extent | None = None
     # The tensors (views and their base) that share this validity; None while there is only this one.
     _family: ViewFamily | None = None
     # Whether this is a view of another dtype: several of its elements share one mask element, so writes are refused.
     _mask_is_a_copy: bool = False
     # The family's memory, to notice its replacement, and the part of it that is this tensor's validity.
     _part_of_memory: tuple[Tensor, Tensor] | None = None
+    # The family's extent, and the part of it that is this tensor's.
+    _part_of_extent: tuple[Extent, Extent | None] | None = None
     # A copy of a validity that others may write to, with the version that it copies.
     _snapshot: tuple[int, Tensor] | None = None
     # The validity, and the alias of it that compiled graphs receive.
@@ -117,6 +119,15 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     @_validity.setter
     def _validity(self, validity: Tensor | None) -> None:
         self._stored_validity = validity
+
+    @property
+    def _extent(self) -> Extent | None:
+        family = self._family
+        return self._stored_extent if family is None or not family.extent_written else family.extent_of(self)
+
+    @_extent.setter
+    def _extent(self, extent: Extent | None) -> None:
+        self._stored_extent = extent
 
     @property
     def _graph_validity(self) -> Tensor | None:
@@ -324,7 +335,7 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
         with inference_mode_of(self):
             copied = wrap_leaf(self._data, self._stored_validity, self.requires_grad, getattr(self, "_is_param", False))
         share_storage(copied, self)
-        copied._family, copied._extent = family_of(self), self._extent
+        copied._extent, copied._family = self._extent, family_of(self)
         copied._mask_is_a_copy = self._mask_is_a_copy
         return copied
 

@@ -17,6 +17,7 @@ from op_registry.extents.factors import (
     factors_of,
 )
 from op_registry.extents.regroup import carried
+from op_registry.laws.categories import FACTORY
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
 from op_registry.sparse.permuted import AnyRecord, Permuted
@@ -74,12 +75,17 @@ def roles_of_positions(call: Bound, labels: Labels) -> set[str | None]:
     }
 
 
-def followed(call: Bound, labels: Labels, result: Any) -> Any:
-    """The results of a call whose dimensions are batch, worked along, or gone, with their extents."""
+def followed(call: Bound, labels: Labels, result: Any, written: str | None = None) -> Any:
+    """The results of a call whose dimensions are batch, worked along, or gone, with their extents.
+
+    written  the operand of which every element is written: what was valid in it does not count
+    """
     records = records_of(call)
     given = {name: factors_of(record) for name, record in records.items() if record.extent is not None}
-    sizes, padded, whole = sizes_of(call, labels), only_padded(records), there_says_all(records)
-    grows = not _KEEPING.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
+    read = {name: record for name, record in records.items() if name != written}
+    sizes, padded, whole = sizes_of(call, labels), only_padded(read), there_says_all(read)
+    made = call.rule.category is FACTORY
+    grows = made or written is not None or not _KEEPING.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
 
     def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
         if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):
@@ -88,7 +94,10 @@ def followed(call: Bound, labels: Labels, result: Any) -> Any:
             [f for f in _carried(factors, labels.operands[name], dims, sizes, records[name], record) if f is not None]
             for name, factors in given.items()
         ]
-        return with_factors(record, combined(operands, call.rule.name), padded, grows, whole)
+        found = combined(operands, call.rule.name)
+        if made:  # it is valid everywhere, or nowhere, whatever was read
+            return with_factors(record, found, is_all_valid(record), grows, whole=True)
+        return with_factors(record, found, padded, grows, whole)
 
     return for_each_result(result, labels.results, of_result)
 

@@ -84,6 +84,8 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
         return _copied(call, labels, run)
     records = records_of(call)
     first, record = next(iter(records.items()))
+    if isinstance(call.rule.dims, Elementwise):
+        return followed(call, labels, call.applied(run), written=first)
     if record.extent is None or any(r.extent is not None for n, r in records.items() if n != first):
         call = _from_what_is_there(call, labels, records, first)
     result = call.applied(run)

@@ -216,7 +216,7 @@ def _taken(there: Tensor, dim: int, part: slice) -> Tensor:
 def _warn_of_index(along: Positions, cut: Cut) -> None:
     if cut.start == -1 and along.from_start:
         batch_end(str(cut), f"masked_dispatch.last(x, {cut.dim})")
-    elif cut.start == 0 and not along.from_start:
+    elif cut.start == 0 and along.contiguous and not along.from_start:
         batch_end(str(cut), f"masked_dispatch.first(x, {cut.dim})")
 
 
