@@ -31,7 +31,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import there
-from op_registry.extents.found import padded
+from op_registry.extents.found import as_stated, padded
 from op_registry.extents.masks import under, united
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
@@ -156,6 +156,10 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
 
 def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None) -> MaskedTensor:
     return wrap_record(padded(_record(tensor), extent, dims))
+
+
+def _padded_as(tensor: Tensor, extent: Tensor | None, known: str) -> MaskedTensor:
+    return wrap_record(as_stated(_record(tensor), extent, known))
 
 
 def _without_extent(tensor: Tensor) -> MaskedTensor:
@@ -390,6 +394,7 @@ def install() -> None:
     _define("stored_values(Tensor x, Scalar? fill) -> Tensor", stored_values)
     _define("stored_indices(Tensor x, str name) -> Tensor", stored_indices)
     _define("padded(Tensor x, Tensor? extent, int[]? dims) -> Tensor", _padded)
+    _define("padded_as(Tensor x, Tensor? extent, str known) -> Tensor", _padded_as)
     _define("without_extent(Tensor x) -> Tensor", _without_extent)
     _define("extent(Tensor x) -> Tensor", _extent)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
