@@ -113,9 +113,7 @@ def _apart(value: object) -> object:
     """(data, mask) of a masked tensor, and its extent if that is not its mask; anything else as it is."""
     if not isinstance(value, MaskedTensor):
         return value
-    pair = filled(value), mask_of(value)
-    extent = value._extent
-    return pair if extent is None or extent.is_mask or not extent.factors else (*pair, value.extent)
+    return filled(value), mask_of(value), *torch.ops.masked_dispatch.own_extent(value)
 
 
 def _masked(data: Tensor, mask: Tensor) -> Tensor:

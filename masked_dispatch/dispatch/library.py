@@ -171,6 +171,13 @@ def _extent(tensor: Tensor) -> Tensor:
     return there(_record(tensor)).clone()
 
 
+def _own_extent(tensor: Tensor) -> list[Tensor]:
+    """The extent as a list, which is empty for a tensor without one, or whose extent is its mask."""
+    record = _record(tensor)
+    extent = record.extent
+    return [] if extent is None or extent.is_mask or not extent.factors else [there(record).clone()]
+
+
 def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     check_mask(tensor, mask)
     sparse = unwrap_any(tensor)
@@ -397,6 +404,7 @@ def install() -> None:
     _define("padded_as(Tensor x, Tensor? extent, str known) -> Tensor", _padded_as)
     _define("without_extent(Tensor x) -> Tensor", _without_extent)
     _define("extent(Tensor x) -> Tensor", _extent)
+    _define("own_extent(Tensor x) -> Tensor[]", _own_extent)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
     _define("mask_like(Tensor x, Tensor other) -> Tensor", _mask_like)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

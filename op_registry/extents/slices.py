@@ -116,7 +116,7 @@ def _dim(call: Bound, record: Dense, name: str = "dim") -> int:
 
 def _slice(call: Bound, record: Dense) -> list[list[Cut]]:
     start, end = call["start"], call["end"]
-    stop = _TO_THE_END if end is None or known_to_hold(end >= _TO_THE_END) else end
+    stop = _TO_THE_END if end is None or (type(end) is int and end >= _TO_THE_END) else end
     return [[Cut(_dim(call, record), start or 0, stop, call["step"])]]
 
 
@@ -189,7 +189,8 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
         if along.from_start:
             batch_end(str(cut), f"masked_dispatch.last(x, {dim}, k={-cut.start})")
         return replace(factor.knowing(dim, replace(along, parts=())), there=_taken(there, dim, shown)), False
-    counts = known_to_hold(cut.stop >= 0) and not known_to_hold(cut.stop >= size)
+    to_the_end = cut.stop is _TO_THE_END or known_to_hold(cut.stop >= size)
+    counts = not to_the_end and known_to_hold(cut.stop >= 0)
     if not along.from_start and (counts or cut.step != 1):
         raise refuse(
             call,
