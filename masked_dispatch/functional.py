@@ -158,7 +158,7 @@ _Carried = tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]
 class _Mask(NamedTuple):
     """What a masked leaf of a tree has besides its data.
 
-    tensors   the validity if one is stored, then the booleans of the extent; for sparse storage, after the index tensors
+    tensors   the validity if one is stored, then the booleans of the extent; in sparse storage, index tensors first
     sparsity  None for dense storage
     extent    what is known of it; its booleans are among the tensors
     """

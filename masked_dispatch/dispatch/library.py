@@ -30,6 +30,7 @@ from masked_dispatch.tensor.other_devices import transformed_elsewhere, wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
+from op_registry.extents.exported import as_stated
 from op_registry.extents.factors import is_prefix, there, with_extent
 from op_registry.extents.found import padded, stores_whole_rows
 from op_registry.extents.layouts import in_layout
@@ -193,6 +194,10 @@ def _positions(tensor: Tensor, dim: int) -> MaskedTensor:
     return wrap_record(positions(unwrap_any(tensor), dim))
 
 
+def _padded_as(tensor: Tensor, extent: Tensor | None, known: str) -> MaskedTensor:
+    return wrap_record(as_stated(_record(tensor), extent, known))
+
+
 def _without_extent(tensor: Tensor) -> MaskedTensor:
     return wrap_any(with_extent(unwrap_any(tensor), None))
 
@@ -200,6 +205,13 @@ def _without_extent(tensor: Tensor) -> MaskedTensor:
 def _extent(tensor: Tensor) -> Tensor:
     _check_every_element("extent", tensor)
     return there(unwrap_any(tensor)).clone()
+
+
+def _own_extent(tensor: Tensor) -> list[Tensor]:
+    """The extent as a list, which is empty for a tensor without one, or whose extent is its mask."""
+    record = _record(tensor)
+    extent = record.extent
+    return [] if extent is None or extent.is_mask or not extent.factors else [there(record).clone()]
 
 
 def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
@@ -433,8 +445,10 @@ def install() -> None:
     _define("ends(Tensor x, int dim, SymInt k, bool last) -> Tensor", _ends)
     _define("align(Tensor x, int dim) -> Tensor", _align)
     _define("positions(Tensor x, int dim) -> Tensor", _positions)
+    _define("padded_as(Tensor x, Tensor? extent, str known) -> Tensor", _padded_as)
     _define("without_extent(Tensor x) -> Tensor", _without_extent)
     _define("extent(Tensor x) -> Tensor", _extent)
+    _define("own_extent(Tensor x) -> Tensor[]", _own_extent)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
     _define("mask_like(Tensor x, Tensor other) -> Tensor", _mask_like)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,11 +115,36 @@ class PlainGradients:
         return tuple(None if g is None else masked_gradient(g, validity) for g in gradients)
 
 
+class _ThreadState(threading.local):
+    """Whether this thread makes the view that a graph returned."""
+
+    from_graph = False
+
+
+_this_thread = _ThreadState()
+
+
+def view_from_graph(base: MaskedTensor, returned: MaskedTensor) -> MaskedTensor:
+    """The view of a graph's argument in place of what the graph returned."""
+    _this_thread.from_graph = True
+    try:
+        return base.as_strided(returned.size(), returned.stride(), returned.storage_offset())  # type: ignore[return-value]
+    finally:
+        _this_thread.from_graph = False
+
+
+def known_from_graph(view: MaskedTensor, returned: MaskedTensor) -> MaskedTensor:
+    """The same view with the extent of what the graph returned, and its mask if that is no part of its base's."""
+    if returned._mask_is_a_copy:
+        view._family, view._stored_validity, view._mask_is_a_copy = None, returned._validity, True
+    return with_extent(view, returned._extent)
+
+
 def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedTensor:
     """as_strided addresses memory, so the family's validity must have memory with the data's strides."""
     with inference_mode_of(base), tracking_views_and_versions():
         view = wrap(base._data.as_strided(*args, **kwargs), None)
-        if base._extent is not None:
+        if base._extent is not None and not _this_thread.from_graph:
             region = region_of(base._data, view._data)
             if region is None:
                 raise MaskedSemanticsError(extent_not_carried(base, "as_strided with other dimensions than its own"))

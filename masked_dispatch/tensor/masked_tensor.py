@@ -62,7 +62,7 @@ from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.layout import Layout
 from op_registry.sparse.permuted import AnyRecord
 
-# Compiled graphs guard on these: how writes outside the graph change validity, the registry's version, the mode of
+# Compiled graphs guard on these: how writes outside the graph change validity (never: not part of its base's), the registry's version, the mode of
 # `updates`, what is known of the extent, and a handle through which a guard can give the tensor its own validity (all
 # handles compare equal).
 Context = tuple[str, str, Mode, Known | None, GuardedInput | None]
@@ -251,6 +251,8 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
                 self._graph_writes = GraphWrites()
             names.append("_graph_validity")
             written = "in place" if self._family is not None and self._family.in_place else "copied first"
+            if self._mask_is_a_copy and self._extent is not None:
+                written = "never"
             guarded = self._graph_writes.guarded(self)
         if self._extent is not None:
             _, known, pieces = pieces_of(self)
@@ -266,10 +268,11 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
         wrapper = wrap(inner["_data"], inner.get("_graph_validity"))
         if known is not None:
             take_extent_from_graph(wrapper, known, inner)
+            wrapper._mask_is_a_copy = written == "never"
         if being_traced(wrapper._data):
             prepare_for_tracing()
             found_family_in_graph(wrapper, written == "in place", guarded)
-        else:
+        elif written != "never":
             join_family_from_graph(wrapper, guarded)
         return wrapper
 

@@ -43,6 +43,11 @@ def padded(record: AnyRecord, extent: Tensor | None, dims: Sequence[int] | None,
 
     Where booleans of one dimension each say the same, the extent has a factor for each.
     """
+    if dims is None and isinstance(record, Dense) and not may_be_read(record.data):
+        raise ValueError(
+            f"padded: the values of a tensor of shape {tuple(record.shape)} cannot be read here, so that it is unknown "
+            "along which dimensions its extent varies: name those that number positions, dim=1"
+        )
     given = _validity(record) if extent is None else as_int8(extent)
     there = torch.ones([1] * record.ndim, dtype=torch.int8, device=record.device) if given is None else given
     there = there.expand(record.shape)
