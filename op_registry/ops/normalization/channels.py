@@ -27,12 +27,12 @@ from op_registry.authoring import (
     aligned_validity,
     at_elements,
     bind_by_name,
-    dense_or_none,
     masked_slices,
     on_call,
     pattern_of,
     reshape_validity,
     result_dtype,
+    to_dense,
     unravel,
     valid_in_all,
 )
@@ -111,7 +111,8 @@ def with_dense_parameters(c: Bound) -> Mapping[str, Any]:
     """The arguments, with weight and bias dense. Running statistics are written to: NotLowered for sparse ones."""
     if any(isinstance(c.named.get(name), Sparse) for name in ("running_mean", "running_var")):
         raise NotLowered("running statistics are stored sparsely")
-    return {**c.named, **{name: dense_or_none(c.named.get(name)) for name in ("weight", "bias")}}
+    given = {name: c.named.get(name) for name in ("weight", "bias")}
+    return {**c.named, **{name: to_dense(x) for name, x in given.items() if x is not None}}
 
 
 def check_shapes(op: OpOverload, c: Channels, named: Mapping[str, Any], fit: bool) -> None:
