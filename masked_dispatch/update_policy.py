@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from masked_dispatch import scopes
@@ -68,10 +68,15 @@ def said() -> contextlib.AbstractContextManager[None]:
     return _in_force("silent")
 
 
-def dropped(call: str, skipped: str) -> None:
+# Called with the number of elements that an assignment skips, None if nobody has counted.
+listeners: list[Callable[[int | None], None]] = []
+
+
+def dropped(call: str, skipped: str, invalid: int | None = None) -> None:
     """Warn or raise, as the mode says, that `call` is about to skip invalid elements, unless nobody's code assigns.
 
     skipped  of what, with shapes: for the error. The warning doesn't vary with them, or it would come more than once.
+    invalid  how many, if somebody has counted
     """
     *between, caller = frames_to_caller()
     if any(_writes_for_itself(name) for name, _ in between):
@@ -80,6 +85,8 @@ def dropped(call: str, skipped: str) -> None:
         return  # Dynamo, which traced it before, was told
     if arithmetic_written_as_a_copy(frame for _, frame in between if frame is not None):
         return
+    for tell in listeners:
+        tell(invalid)
     if current() == "refuse":
         raise MaskedSemanticsError(f"{call}: {skipped}. {_INSTEAD} This was refused by {_MODES}('refuse').")
     name, frame = caller
