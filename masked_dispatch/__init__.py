@@ -25,6 +25,7 @@ import typing as _typing
 
 import torch as _torch
 
+from masked_dispatch import caller_warnings as _caller_warnings
 from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, testing, torchax
 from masked_dispatch import versions as _versions
 from masked_dispatch.api import known_words as _known_words
@@ -80,6 +81,7 @@ from masked_dispatch.api.sparsify import sparse_relu, sparse_threshold, sparse_t
 from masked_dispatch.api.stacking import pad_stack
 from masked_dispatch.api.windows import windows
 from masked_dispatch.autograd import engine as _gradients
+from masked_dispatch.caller_warnings import BatchEndWarning
 from masked_dispatch.densify_policy import DensificationWarning, densify
 from masked_dispatch.dispatch import compile as _compile
 from masked_dispatch.dispatch import ladder as _dispatch
@@ -111,6 +113,7 @@ if _versions.is_untested(_torch.__version__):
 
     _at_import.check_untested()
 
+_caller_warnings.install()
 _library.install()
 _dispatch.install()
 _compile.install()
@@ -135,6 +138,7 @@ testing.install()
 
 __all__ = [
     "Audit",
+    "BatchEndWarning",
     "DensificationWarning",
     "InvalidValueError",
     "MaskDroppedWarning",

@@ -45,13 +45,21 @@ class Eager(Subject):
         mask: Tensor | None,
         there: Tensor,
         samples: int,
-        positions: int,
+        positions: int | list[int],
         requires_grad: bool = False,
     ) -> Any:
         full = there.expand(data.shape)
         value = masked_tensor(data, full if mask is None else mask, requires_grad=requires_grad)
         record = Dense(value._data, value._validity)
-        return with_extent(value, padded(record, None if mask is None else full, [positions], samples).extent)
+        return with_extent(
+            value,
+            padded(
+                record,
+                None if mask is None else full,
+                [positions] if isinstance(positions, int) else positions,
+                samples,
+            ).extent,
+        )
 
     def extent(self, value: Any) -> Tensor | None:
         return value.extent if is_masked_tensor(value) else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.colours import INVALID, VALID
+from masked_dispatch.tensor.colours import INVALID, NOT_THERE, VALID
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.printing import is_readable, share_of
 from masked_dispatch.tensor.validity_blocks import ValidityBlocks, validity_blocks
@@ -48,7 +48,8 @@ def mask(x: Tensor, *, row_dims: int | None = None, figure: Figure | None = None
     figure    the figure to draw in; None: a new one of pyplot
 
     A tensor of more than 400 rows or columns is drawn in blocks: their colour is their valid share, and counts are
-    means over the rows or columns of a block.
+    means over the rows or columns of a block. Positions that are not there (see :func:`masked_dispatch.padded`) are
+    blank, and shares are of what is there.
 
     Raises ImportError without matplotlib, ValueError for a tensor without elements or `row_dims` out of range, and
     MaskedSemanticsError where there is no mask to look at (on meta, while tracing).
@@ -113,19 +114,28 @@ def _draw(x: Tensor, blocks: ValidityBlocks, figure: Figure, matplotlib: dict[st
         blocks.shares, cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest",
         extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
     )  # fmt: skip
+    padding = blocks.padding
+    if padding.any():
+        blank = matplotlib["colors"].to_rgba_array([NOT_THERE]).repeat(rows_and_columns := padding.numel(), 0)
+        blank[:, 3] = padding.reshape(rows_and_columns)
+        picture.imshow(
+            blank.reshape(*padding.shape, 4), aspect="auto", interpolation="nearest", extent=shown.get_extent()
+        )
     _separate(picture, tuple(x.shape), blocks)
     _label(picture, tuple(x.shape), blocks, matplotlib)
-    valid, total = int(blocks.valid.sum()), x.numel()
+    valid, total = int(blocks.valid.sum()), int(blocks.there.sum())
     stored = x.storage_layout if isinstance(x, MaskedTensor) else x.layout
     figure.suptitle(
         f"{tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}, stored as {stored}\n"
-        f"{valid:,} of {total:,} valid ({share_of(valid, total)})",
+        f"{valid:,} of {total:,} valid ({share_of(valid, total)}){', padded' if total < x.numel() else ''}",
         fontsize="medium",
     )
     if (blocks.rows_per_block, blocks.columns_per_block) == (1, 1):
         patch = matplotlib["patches"].Patch
-        handles = [patch(color=VALID, label="valid"), patch(facecolor=INVALID, edgecolor="#aaaaaa", label="invalid")]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize="small")
+        others = {"invalid": INVALID, "not there": NOT_THERE} if padding.any() else {"invalid": INVALID}
+        handles = [patch(color=VALID, label="valid")]
+        handles += [patch(facecolor=colour, edgecolor="#aaaaaa", label=name) for name, colour in others.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     else:
         bar = figure.colorbar(shown, ax=drawn, location="bottom", fraction=0.05, aspect=40, pad=0.02)
         bar.set_label(f"valid share of blocks of {blocks.rows_per_block} × {blocks.columns_per_block}", size="small")

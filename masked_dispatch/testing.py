@@ -1,11 +1,13 @@
 """Comparing masked tensors in tests.
 
 torch.testing.assert_close compares element by element and asks whether all are close, which skips invalid elements. So
-masked tensors are compared here: masks first, then valid values. `install` teaches torch's own function the same.
+masked tensors are compared here: masks first, then extents if asked, then valid values. `install` teaches torch's own
+function the same.
 """
 
 from __future__ import annotations
 
+import contextvars
 from typing import Any
 
 import torch
@@ -22,37 +24,54 @@ def __dir__() -> list[str]:
     return [*__all__]
 
 
-def assert_close(actual: object, expected: object, **options: Any) -> None:
+_check_extent = contextvars.ContextVar("masked_dispatch.testing.check_extent", default=False)
+
+
+def assert_close(actual: object, expected: object, *, check_extent: bool = False, **options: Any) -> None:
     """Raise AssertionError unless masks are equal and valid values close; also inside lists, tuples and dicts.
 
     A plain tensor counts as valid everywhere. How something is stored makes no difference.
-    options  those of torch.testing.assert_close: rtol, atol, equal_nan, check_dtype, check_device, msg …
+    check_extent  whether the same positions have to be there (`x.extent`); a tensor without an extent has all
+    options       those of torch.testing.assert_close: rtol, atol, equal_nan, check_dtype, check_device, msg …
     """
-    torch.testing.assert_close(actual, expected, **options)
+    token = _check_extent.set(check_extent)
+    try:
+        torch.testing.assert_close(actual, expected, **options)
+    finally:
+        _check_extent.reset(token)
 
 
-def difference_of_masks(actual: Tensor, expected: Tensor) -> str | None:
-    """Where one of two tensors of one shape is valid and the other is not, in words."""
-    masks = [
-        t.to_dense().get_mask() if isinstance(t, MaskedTensor) else torch.ones_like(t, dtype=torch.bool)
-        for t in (actual, expected)
-    ]
-    differs = masks[0] != masks[1].to(masks[0].device)
+def mask_of(tensor: Tensor) -> Tensor:
+    """Where a tensor is valid."""
+    return tensor.to_dense().get_mask() if isinstance(tensor, MaskedTensor) else _everywhere(tensor)
+
+
+def extent_of(tensor: Tensor) -> Tensor:
+    """Where positions are there."""
+    extent = tensor.extent if isinstance(tensor, MaskedTensor) else None
+    return _everywhere(tensor) if extent is None else extent
+
+
+def _everywhere(tensor: Tensor) -> Tensor:
+    return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
+
+
+def difference(kind: str, words: tuple[str, str, str], actual: Tensor, expected: Tensor) -> str | None:
+    """Where the masks or extents of two tensors of one shape differ, in words: of an element without, of one with, and
+    of the number of those with.
+    """
+    differs = actual != expected.to(actual.device)
     places = differs.nonzero()
     if not len(places):
         return None
     first = tuple(places[0].tolist())
-    is_valid = bool(masks[0][first])
+    here = bool(actual[first])
     return (
-        "Masks are not equal!\n\n"
+        f"{kind} are not equal!\n\n"
         f"Mismatched elements: {len(places)} / {differs.numel()} ({len(places) / differs.numel():.1%})\n"
-        f"First at index {first}: {_word(is_valid)} in actual, {_word(not is_valid)} in expected\n"
-        f"Valid elements: {int(masks[0].sum())} in actual, {int(masks[1].sum())} in expected"
+        f"First at index {first}: {words[here]} in actual, {words[not here]} in expected\n"
+        f"{words[2]}: {int(actual.sum())} in actual, {int(expected.sum())} in expected"
     )
-
-
-def _word(is_valid: bool) -> str:
-    return "valid" if is_valid else "invalid"
 
 
 def are_masked(pair: Any) -> bool:
@@ -64,7 +83,9 @@ def compare_masks_first(compare: Any, pair: Any) -> None:
     """Compare masks, then valid values."""
     given = pair.actual, pair.expected
     if given[0].shape == given[1].shape and not any(t.device.type == "meta" for t in given):
-        problem = difference_of_masks(*given)
+        problem = difference("Masks", ("invalid", "valid", "Valid elements"), *map(mask_of, given))
+        if problem is None and _check_extent.get():
+            problem = difference("Extents", ("not there", "there", "Elements that are there"), *map(extent_of, given))
         if problem:
             pair._fail(AssertionError, problem)
     pair.actual, pair.expected = (t.to_tensor(0) if isinstance(t, MaskedTensor) else t for t in given)

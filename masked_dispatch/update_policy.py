@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Literal
 
 from masked_dispatch import scopes
-from masked_dispatch.compiler_internals import arithmetic_written_as_a_copy, under_compile
-from masked_dispatch.engine_internals import AOT_AUTOGRAD, NO_CALLER, frames_to_caller
+from masked_dispatch.caller_warnings import frames_of_call, warn_at
+from masked_dispatch.compiler_internals import arithmetic_written_as_a_copy
 from op_registry.errors import MaskedSemanticsError
 
 Mode = Literal["silent", "warn", "refuse"]
@@ -78,26 +77,20 @@ def dropped(call: str, skipped: str, invalid: int | None = None) -> None:
     skipped  of what, with shapes: for the error. The warning doesn't vary with them, or it would come more than once.
     invalid  how many, if somebody has counted
     """
-    *between, caller = frames_to_caller()
-    if any(_writes_for_itself(name) for name, _ in between):
+    found = frames_of_call()
+    if found is None:
         return
-    if any(name.startswith(AOT_AUTOGRAD) for name, _ in between) and under_compile():
-        return  # Dynamo, which traced it before, was told
+    between, caller = found
+    if any(name.startswith("torch.optim.") for name, _ in between):  # torch's optimizers write for themselves
+        return
     if arithmetic_written_as_a_copy(frame for _, frame in between if frame is not None):
         return
     for tell in listeners:
         tell(invalid)
     if current() == "refuse":
         raise MaskedSemanticsError(f"{call}: {skipped}. {_INSTEAD} This was refused by {_MODES}('refuse').")
-    name, frame = caller
     message = f"{call}: the assignment to a plain tensor skips invalid elements. {_INSTEAD} {_TO_SET}"
-    if frame is None:
-        warnings.warn_explicit(message, MaskDroppedWarning, NO_CALLER, 0, __name__)
-        return
-    seen = frame.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(
-        message, MaskDroppedWarning, frame.f_code.co_filename, frame.f_lineno, name, seen, frame.f_globals
-    )
+    warn_at(caller, message, MaskDroppedWarning)
 
 
 _MODES = "masked_dispatch.updates"
@@ -107,25 +100,3 @@ _INSTEAD = (
     "own conversion (masked_dispatch.interop.to_tensordict)."
 )
 _TO_SET = f"{_MODES}('silent') allows it, {_MODES}('refuse') raises."
-
-
-def _writes_for_itself(module: str) -> bool:
-    """Whether code of this module assigns for its own sake: torch's optimizers, and this library, except for
-    the parts of it that run between a call of an operator and its kernel.
-    """
-    if module.startswith("torch.optim."):
-        return True
-    package, _, rest = module.partition(".")
-    return package in _SERVING and rest.partition(".")[0] not in _SERVING[package]
-
-
-_SERVING = {
-    "masked_dispatch": {
-        "autograd", "compiler_internals", "dispatch", "engine_internals", "replacements", "scopes", "seeing",
-        "torch_internals", "update_policy",
-    },
-    "op_registry": {
-        "authoring", "autocast", "categories", "derivatives", "inside", "ops", "records", "registry", "resolve", "rule",
-        "schema", "slice_rules", "sparse", "whole_slices", "windows", "words",
-    },
-}  # fmt: skip

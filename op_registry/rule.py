@@ -128,18 +128,8 @@ class Rule:
     def _bound(self, op: OpOverload) -> Run:
         if not self.takes_op:
             return self.run
-        run, traits = self.run, self.traits
-
-        def bound(*args: Any, **kwargs: Any) -> Any:
-            return run(op, *args, **kwargs)
-
-        def bound_with_traits(*args: Any, **kwargs: Any) -> Any:
-            return run(op, *args, _traits=traits, **kwargs)
-
-        reads_traits = run is self.category.run and self.category.traits
-        function = bound_with_traits if reads_traits else bound
-        function.__name__ = function.__qualname__ = f"{packet_name(op)}_rule"
-        return function
+        reads_traits = self.run is self.category.run and self.category.traits
+        return functools.partial(self.run, op, **({"_traits": self.traits} if reads_traits else {}))
 
     def fingerprint(self) -> str:
         """A digest of what the rule does, the same in every process if its code can be hashed (see digests.py)."""

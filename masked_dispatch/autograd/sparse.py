@@ -12,10 +12,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from masked_dispatch.autograd.dense import Context, check_not_captured, check_usable, keep_validity, unwrap
+from masked_dispatch.autograd.dense import (
+    Context,
+    check_not_captured,
+    check_usable,
+    keep_validity,
+    unwrap,
+    wrap_record,
+)
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.densify_policy import check_allowed
-from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, Stored, wrap_sparse
 from masked_dispatch.torch_internals import in_forward_mode, under_transform
 from op_registry.errors import MaskedSemanticsError
@@ -172,6 +179,7 @@ def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:
     """The record that a lowering sees; its values are connected to the autograd graph if derivatives are needed."""
     check_usable(tensor, tensor._kept_values)
     if under_transform():
+        tensor._check_no_extent("a transform of masked_dispatch.functional")
         if tensor.requires_grad and torch.is_grad_enabled():
             check_not_captured(tensor)
         # What is computed from a pattern in a transform carries it, and must not be memoized on the pattern.
@@ -188,7 +196,7 @@ def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:
 
 def wrap_sparse_record(record: Sparse | Permuted) -> SparseMaskedTensor:
     """The masked tensor of a sparse record."""
-    order = None
+    order, extent = None, record.extent
     if isinstance(record, Permuted):
         order, record = record.order, record.base
     values = record.values
@@ -196,8 +204,13 @@ def wrap_sparse_record(record: Sparse | Permuted) -> SparseMaskedTensor:
     validity = None if validity is None else as_int8(validity)
     if under_transform():
         filled = Sparse(Dense(fill_where_invalid(values.data, validity, 0), validity), record.pattern)
-        return wrap_sparse(_in_order(filled, order), kind=SparseInTransform)
+        return with_extent(wrap_sparse(_in_order(filled, order), kind=SparseInTransform), extent)
     if (values.data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         result: SparseMaskedTensor = SparseWrap.apply(values.data, validity, record.pattern, order)
-        return result
-    return wrap_sparse(_in_order(Sparse(Dense(values.data, validity), record.pattern), order))
+        return with_extent(result, extent)
+    return with_extent(wrap_sparse(_in_order(Sparse(Dense(values.data, validity), record.pattern), order)), extent)
+
+
+def wrap_any(record: AnyRecord) -> MaskedTensor:
+    """The masked tensor of a record."""
+    return wrap_record(record) if isinstance(record, Dense) else wrap_sparse_record(record)

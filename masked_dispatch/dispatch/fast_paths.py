@@ -150,7 +150,9 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 row = 0 if validity is not None else plain_rows(dims_of_row, x, data, rest)
                 # An operator that takes the rows, (n, D), need not take what they are the rows of, (B, T, D): so mm.
                 if 0 < row < data.ndim and dims_of_row(x, *rest):
-                    return wrap_sparse(Sparse(Dense(call(data, *rest)), pattern))
+                    extent, values = x._extent, call(data, *rest)
+                    if extent is None or (values.ndim == data.ndim and not extent.depends_on_last(row)):
+                        return wrap_sparse(Sparse(Dense(values), pattern, extent))
         return general(keyset, x, *rest, **kwargs)
 
     return kernel
@@ -206,6 +208,8 @@ def on_same_pattern(call: Callable[..., Tensor], x: SparseMaskedTensor, y: objec
         return None
     if type(y) is not SparseMaskedTensor:
         return x.storing(call(values, y), validity, pattern)
+    if y._extent is not x._extent:
+        return None
     others, validity_of_others, others_pattern = y._kept.copied()
     if (
         others_pattern is not pattern

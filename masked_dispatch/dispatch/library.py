@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.library import Library
 
 from masked_dispatch.autograd.dense import masked_gradient, plain_gradient, wrap_record
-from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, values_at, wrap_sparse_record
+from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, values_at, wrap_any, wrap_sparse_record
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.kernel_table import kernel_table
@@ -30,9 +30,10 @@ from masked_dispatch.tensor.other_devices import transformed_elsewhere, wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import is_prefix, there
-from op_registry.extents.found import padded
-from op_registry.extents.masks import under, united
+from op_registry.extents.factors import is_prefix, there, with_extent
+from op_registry.extents.found import padded, stores_whole_rows
+from op_registry.extents.layouts import in_layout
+from op_registry.extents.masks import extent_under, under, united
 from op_registry.extents.samples import compacted, ends, positions
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
@@ -47,13 +48,14 @@ from op_registry.sparse.layout import COO, DENSE
 from op_registry.sparse.layout_registry import layout_named
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import (
+    AnyRecord,
     Permuted,
     base_shape_of,
     in_visible_order,
     sparse_dims_first,
     to_dense,
 )
-from op_registry.sparse.record import NotLowered, Sparse, from_dense, to_layout, with_sparse_dims
+from op_registry.sparse.record import NotLowered, Sparse, to_layout, with_sparse_dims
 
 _library = Library("masked_dispatch", "DEF")
 
@@ -104,6 +106,11 @@ def _to_tensor(tensor: Tensor, fill: Number | Tensor) -> Tensor:
 
 def _for_every_element(operation: str, tensor: Tensor) -> Dense:
     """The record for an operation that returns every element in a plain tensor; the policy decides if it is sparse."""
+    _check_every_element(operation, tensor)
+    return _record(tensor)
+
+
+def _check_every_element(operation: str, tensor: Tensor) -> None:
     if isinstance(tensor, SparseMaskedTensor):
         check_allowed(
             operation,
@@ -112,7 +119,6 @@ def _for_every_element(operation: str, tensor: Tensor) -> Dense:
             "Of what is stored, x.to_sparse().indices() are the positions, x.values() the values, x.count() the number "
             "of what is valid. ",
         )
-    return _record(tensor)
 
 
 def _get_data(tensor: Tensor) -> Tensor:
@@ -156,7 +162,11 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
 
 
 def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None) -> MaskedTensor:
-    return wrap_record(padded(_record(tensor), extent, dims))
+    record = unwrap_any(tensor)
+    if isinstance(tensor, SparseMaskedTensor) and extent is None and not stores_whole_rows(record):
+        check_allowed("padded", [tensor], "what is there is read off the mask of every element")
+    found = padded(record, extent, dims)
+    return wrap_any(in_layout(found, found.pattern.layout, None, None) if isinstance(found, Sparse) else found)
 
 
 def _ends(tensor: Tensor, dim: int, k: int, last: bool) -> MaskedTensor:
@@ -177,23 +187,28 @@ def _positions(tensor: Tensor, dim: int) -> MaskedTensor:
 
 
 def _without_extent(tensor: Tensor) -> MaskedTensor:
-    record = _record(tensor)
-    return wrap_record(Dense(record.data, record.validity))
+    return wrap_any(with_extent(unwrap_any(tensor), None))
 
 
 def _extent(tensor: Tensor) -> Tensor:
-    return there(_record(tensor)).clone()
+    _check_every_element("extent", tensor)
+    return there(unwrap_any(tensor)).clone()
 
 
 def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
     check_mask(tensor, mask)
-    sparse = unwrap_any(tensor)
-    if isinstance(sparse, Permuted):
-        return wrap_sparse_record(sparse.like(_masked_by(sparse.base, sparse.to_base(mask.expand(sparse.shape)))))
-    if isinstance(sparse, Sparse):
-        return wrap_sparse_record(_masked_by(sparse, mask))
-    record = _record(tensor)
-    return wrap_record(under(record, record.data.clone(), stored_validity(record.data, mask)))
+    return _masked_with(tensor, mask)
+
+
+def _masked_with(tensor: Tensor, mask: Tensor, other: AnyRecord | None = None) -> MaskedTensor:
+    record = unwrap_any(tensor)
+    if isinstance(record, Dense):
+        return wrap_record(under(record, record.data.clone(), stored_validity(record.data, mask), other))
+    if isinstance(record, Permuted):
+        masked: AnyRecord = record.like(_masked_by(record.base, record.to_base(mask.expand(record.shape))))
+    else:
+        masked = _masked_by(record, mask)
+    return wrap_any(with_extent(masked, extent_under(record, other)))
 
 
 def _masked_by(record: Sparse, mask: Tensor) -> Sparse:
@@ -209,9 +224,9 @@ def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
     if isinstance(source, Sparse) and source.shape == tensor.shape and not isinstance(record, Permuted):
         aligned = _values_like(record, source, tensor)
         values = aligned.map(lambda t: t.expand(source.values.shape)).masked_by(source.values.validity)
-        return wrap_sparse_record(source.like(values.like(values.data.clone())))
+        return wrap_any(with_extent(source.like(values.like(values.data.clone())), extent_under(record, source)))
     if not isinstance(source, Dense) or isinstance(tensor, SparseMaskedTensor):
-        return _mask_with(tensor, _get_mask(other))
+        return _masked_with(tensor, _get_mask(other), source)
     dense = _record(tensor)
     return wrap_record(under(dense, dense.data.clone(), source.validity, source))
 
@@ -255,6 +270,8 @@ def _from_parts(data: Tensor, validity: Tensor | None) -> MaskedTensor:
 
 def _stored_of(tensor: Tensor) -> list[Tensor]:
     """The plain tensors of a sparsely stored tensor: values, index tensors, and the validity if there is one."""
+    if isinstance(tensor, MaskedTensor):
+        tensor._check_no_extent("a transform of masked_dispatch.functional, or an exported graph,")
     record = unwrap_any(tensor)
     base = record.base if isinstance(record, Permuted) else record
     assert isinstance(base, Sparse)
@@ -311,13 +328,13 @@ def _detach(tensor: Tensor) -> Tensor:
         return wrap_record(Dense(record.data.detach(), record.validity, record.extent))
     base = record.base if isinstance(record, Permuted) else record
     values = base.like(Dense(base.values.data.detach(), base.values.validity))
-    return wrap_sparse_record(record.like(values) if isinstance(record, Permuted) else values)
+    detached = record.like(values) if isinstance(record, Permuted) else values
+    return wrap_sparse_record(with_extent(detached, record.extent))
 
 
 def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[int] | None) -> Tensor:
     record = unwrap_any(tensor)
-    if isinstance(record, Dense) and layout != DENSE and isinstance(tensor, MaskedTensor):
-        tensor._check_no_extent("sparse storage")
+    extent = record.extent
     if layout == DENSE:
         return tensor if isinstance(record, Dense) else wrap_record(to_dense(record))
     wanted = layout_named(layout)
@@ -342,9 +359,7 @@ def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[
             record = to_dense(record)
         else:
             record = with_sparse_dims(record, dims)
-    if isinstance(record, Dense):
-        return wrap_sparse_record(from_dense(record, wanted, sparse_dim, size))
-    return wrap_sparse_record(to_layout(record, wanted, size))
+    return wrap_sparse_record(in_layout(with_extent(record, extent), wanted, sparse_dim, size))
 
 
 def _bytes_of(mask: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, under_transform
-from op_registry.extents.run import run_with_extents
+from op_registry.extents.run import has_extent, run_with_extents
 from op_registry.records.dense import Dense
 from op_registry.rule import Rule, Run
 from op_registry.sparse.layout import OF_TORCH
@@ -76,17 +76,6 @@ def unwrap_argument(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [unwrap_argument(v) for v in value]
     return value
-
-
-def has_extent(values: Iterable[object]) -> bool:
-    """Whether a record in `values`, or in lists in it, knows which of its positions are there."""
-    for v in values:
-        if isinstance(v, Dense):
-            if v.extent is not None:
-                return True
-        elif type(v) is list and has_extent(v):
-            return True
-    return False
 
 
 def is_sparse_factor(value: object) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import wrap_record
-from masked_dispatch.autograd.sparse import unwrap_any, unwrap_sparse, wrap_sparse_record
+from masked_dispatch.autograd.sparse import unwrap_any, unwrap_sparse, wrap_any, wrap_sparse_record
 from masked_dispatch.densify_policy import check_allowed, current, warn_of_dense_operands
 from masked_dispatch.dispatch.plain_results import refuse_plain
 from masked_dispatch.dispatch.sparse_writes import store
@@ -22,13 +22,16 @@ from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
 from op_registry import resolve
+from op_registry.extents.follow import RECORDS
+from op_registry.extents.masks import united
+from op_registry.extents.run import has_extent, run_with_extents
 from op_registry.laws.categories import ELEMENTWISE, LOSS, REFUSED
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.rule import Rule, Run
 from op_registry.sparse.lowering import run_sparsely
-from op_registry.sparse.permuted import AnyRecord, Permuted, sum_of_any_order, to_dense
-from op_registry.sparse.record import NotLowered, Sparse
+from op_registry.sparse.permuted import AnyRecord, sum_of_any_order, to_dense
+from op_registry.sparse.record import NotLowered
 
 # The positional and keyword arguments of a call.
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
@@ -71,23 +74,25 @@ def lowered_by(
 
 
 def _run_lowering(op: OpOverload, rule: Rule, args: Sequence[Any], records: list[Any], named: dict[str, Any]) -> Any:
-    result = run_sparsely(op, rule, records, named)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return run_sparsely(op, rule, args, kwargs)
+
+    if has_extent(records) or has_extent(named.values()):
+        result = run_with_extents(run, rule, op, *records, **named)
+    else:
+        result = run(*records, **named)
     for argument, record in zip(args, records, strict=True):
         if record is result:
             return argument  # if a rule returns its argument, the result is the tensor itself
     for n, value in enumerate(result if isinstance(result, tuple) else [result]):
         refuse_plain(value, rule, n)
-    return map_tensors(_wrap, result, (Dense, Sparse, Permuted))
+    return map_tensors(wrap_any, result, RECORDS)
 
 
 def _unwrap_below(tensor: Tensor) -> AnyRecord:
     if isinstance(tensor, SparseMaskedTensor):
         return tensor.record
     return unwrap_any(tensor)
-
-
-def _wrap(record: AnyRecord) -> Tensor:
-    return wrap_record(record) if isinstance(record, Dense) else wrap_sparse_record(record)
 
 
 def _run_densely(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], why: str, on_dense: Run) -> Any:
@@ -130,7 +135,8 @@ def accumulate_sparse(tensors: list[Tensor]) -> Tensor:
     records = [unwrap_any(t) for t in tensors]
     try:
         if not any(isinstance(r, Dense) for r in records):
-            return wrap_sparse_record(sum_of_any_order(records))  # type: ignore[arg-type]
+            return wrap_sparse_record(united(sum_of_any_order(records), records))  # type: ignore[arg-type]
     except NotLowered as reason:
         check_allowed("accumulate", [t for t in tensors if isinstance(t, SparseMaskedTensor)], str(reason))
-    return wrap_record(accumulate([r if isinstance(r, Dense) else to_dense(r) for r in records]))
+    dense = [r if isinstance(r, Dense) else to_dense(r) for r in records]
+    return wrap_record(united(accumulate(dense), dense))

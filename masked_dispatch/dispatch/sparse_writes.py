@@ -11,12 +11,14 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import pattern_is_shared
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
+from op_registry.extents.factors import with_extent
+from op_registry.extents.layouts import in_layout
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.gather_scatter import gather, scatter_
 from op_registry.sparse.permuted import AnyRecord, Permuted, to_dense
-from op_registry.sparse.record import Sparse, from_dense, to_layout, with_sparse_dims
+from op_registry.sparse.record import Sparse, to_layout, with_sparse_dims
 
 
 def update_elements(target: Tensor, result: SparseMaskedTensor) -> Tensor:
@@ -59,7 +61,8 @@ def store(target: SparseMaskedTensor, source: Tensor) -> None:
         stored = to_layout(with_sparse_dims(written, target._pattern.ndim), layout, block)
     else:
         shape = (*target._pattern.sizes, *target._kept_values.shape[target._pattern.lead :])
-        stored = from_dense(written.map(lambda t: t.expand(shape)), layout, target._pattern.ndim, block)
+        whole = with_extent(written.map(lambda t: t.expand(shape)), target._extent if target._order is None else None)
+        stored = in_layout(whole, layout, target._pattern.ndim, block)
     values = Dense(stored.values.data.to(target.dtype, copy=True), stored.values.validity)
     target.replace_record(target.permuted_like_self(Sparse(values, stored.pattern)))
 

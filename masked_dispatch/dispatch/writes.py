@@ -16,7 +16,7 @@ from masked_dispatch.dispatch.extents import receive_extent
 from masked_dispatch.dispatch.overlap import OverlapCheck, refuse_overlapping_outputs
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
-from masked_dispatch.dispatch.sparse_writes import store, update_elements
+from masked_dispatch.dispatch.sparse_writes import record_below, store, update_elements
 from masked_dispatch.engine_internals import called_by_engine, current_node, engine_run
 from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
@@ -233,8 +233,8 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
     """Write values and validity; called below autograd."""
     if source is target:
         return
-    if type(target) is MaskedTensor and target._extent is not None and not isinstance(source, MaskedTensor):
-        source = wrap(source, conjunction(factors_of(unwrap(target))))
+    if target._extent is not None and not isinstance(source, MaskedTensor):
+        source = wrap(source, conjunction(factors_of(record_below(target))))
     receive_extent(target, source)
     if isinstance(target, SparseMaskedTensor):
         store(target, source)

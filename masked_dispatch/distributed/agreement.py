@@ -12,10 +12,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
+from masked_dispatch.distributed.extents import Told, compared, in_words
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 
@@ -23,7 +25,7 @@ from op_registry import MaskedSemanticsError
 HEADER = 512
 _LENGTH = 4
 # A description with another format comes from another version of this library.
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Description:
     expected for an all_to_all: what this rank expects from each rank; `tensors` then lists what it sends to each
     entries  the number of entries of each sparsely stored tensor that this rank sends
     mask     a digest of the reduced tensor's mask, where the rank knows it
+    extents  what is known of the extent of each sent tensor, () if none has one: equal on all ranks, except in pairwise
+             calls; None on a rank that only receives
     """
 
     call: str
@@ -46,6 +50,7 @@ class Description:
     expected: tuple[str, ...] | None = None
     entries: tuple[int, ...] = ()
     mask: str | None = None
+    extents: tuple[Told, ...] | None = ()
     format: int = FORMAT
 
 
@@ -176,6 +181,16 @@ def check(group: distributed.ProcessGroup, everyone: Sequence[Description]) -> N
         check_pairs(ranks, everyone)
     elif any(d.tensors != first.tensors for d in everyone):
         raise ValueError(ranks_differ(ranks, everyone))
+    else:
+        sending = [(rank, d) for rank, d in zip(ranks, everyone, strict=True) if d.extents is not None]
+        if any(knowledge(d) != knowledge(sending[0][1]) for _, d in sending):
+            raise ValueError(extents_differ(sending))
+
+
+def knowledge(description: Description) -> list[Any]:
+    """Return what a rank knows of its extents and all ranks have to know alike."""
+    found = [compared(told) for told in description.extents or ()]
+    return found if any(found) else []
 
 
 def check_pairs(ranks: Sequence[int], everyone: Sequence[Description]) -> None:
@@ -198,6 +213,21 @@ def ranks_differ(ranks: Sequence[int], everyone: Sequence[Description]) -> str:
     return (
         f"{everyone[0].call}: the ranks of the group have different tensors: {'; '.join(parts)}. They need the same "
         "dtype, shape and storage, and the same version of this library."
+    )
+
+
+def extents_differ(sending: Sequence[tuple[int, Description]]) -> str:
+    """Return an error text that lists what the ranks know of their extents."""
+    with_it: dict[str, list[int]] = {}
+    for rank, description in sending:
+        told = description.extents or (None,)
+        with_it.setdefault(", ".join(map(in_words, told)), []).append(rank)
+    first = sending[0][1]
+    parts = [f"{named(found)} has {', '.join(first.tensors)} {has}" for has, found in with_it.items()]
+    return (
+        f"{first.call}: the ranks of the group know differently which positions of their tensors are there: "
+        f"{'; '.join(parts)}. Pad their batches alike, masked_dispatch.padded; or pass x.without_extent(), in which "
+        "padding counts as missing, on every rank."
     )
 
 

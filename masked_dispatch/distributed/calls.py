@@ -16,7 +16,8 @@ from torch.distributed import ProcessGroup
 
 from masked_dispatch.distributed import operands
 from masked_dispatch.distributed.agreement import Description, agree, described
-from masked_dispatch.distributed.fields import digest_of_mask, packed_size
+from masked_dispatch.distributed.extents import Known, Told, problem_of_several, told_of, told_of_several
+from masked_dispatch.distributed.fields import digest_of_mask
 from masked_dispatch.distributed.operands import is_partial, owns_memory, problem_of_outputs, record_of
 from masked_dispatch.distributed.records import (
     Masks,
@@ -27,8 +28,10 @@ from masked_dispatch.distributed.records import (
     joined_masks,
     moved,
     reduced,
+    size_of_masks,
 )
 from masked_dispatch.distributed.transport import Eager
+from op_registry.records.dense import Dense
 
 Finish = Callable[[], None]
 # Waits, and returns the records that this rank receives.
@@ -51,16 +54,23 @@ class Call:
         problem: str | None = None,
         pairwise: bool = False,
         one_mask: bool = False,
+        root: int | None = None,
     ) -> None:
         """Agree with the other ranks. `shown` describes what must be equal on all ranks, by default the sent tensors.
 
         pairwise  compare only each sent tensor with the one that its receiver expects
         one_mask  if the mask is equal on all ranks, they need not send it
+        root      the only rank that sends, if there is one
         """
         self.rank, self.transport, self.outputs = group.rank(), Eager(group), outputs
         self.device = (*sent, *outputs)[0].device
         problem = problem or self.problem_of(sent, outputs, pairwise) or problem_of_outputs(outputs)
         packed = {} if problem else self.pack(sent, one_mask)
+        if root not in (None, self.rank):
+            packed["extents"] = None
+        elif not pairwise and len(packed.get("extents", ())) > 1:
+            problem = problem_of_several(packed["extents"])
+            packed["extents"] = (told_of_several(packed["extents"]),)
         texts = tuple([described(tensor) for tensor in sent] if shown is None else shown)
         expected = tuple(described(tensor) for tensor in outputs) if pairwise else None
         mine = Description(name, texts, problem=problem, expected=expected, **packed)
@@ -73,7 +83,25 @@ class Call:
     def pack(self, sent: Sequence[Tensor], one_mask: bool) -> dict[str, Any]:
         """Prepare what this rank sends, and return what it says about that in its description."""
         self.records = [record_of(tensor) for tensor in sent]
-        return {"partial": is_partial(sent), "mask": digest_of_mask(self.records[0].validity) if one_mask else None}
+        told = tuple([told_of(record) for record in self.records])
+        partial = is_partial(sent) or any(Known.of(t).travels for t in told)
+        mask = digest_of_mask(self.records[0].validity) if one_mask else None
+        return {"partial": partial, "mask": mask, "extents": told if any(told) else ()}
+
+    def told(self, rank: int) -> Told:
+        """What a rank tells of the extent of the tensors that it sends."""
+        return (self.everyone[rank].extents or (None,))[0]
+
+    @property
+    def known(self) -> Known:
+        """What all ranks know of their extents."""
+        return Known.of_all([self.told(rank) for rank in range(len(self.everyone))])
+
+    def known_of_pairs(self) -> tuple[list[Known], list[Known]]:
+        """What is known of the extents that this rank receives from each, and sends to each."""
+        received = [Known.of((d.extents or [None] * len(self.everyone))[self.rank]) for d in self.everyone]
+        sent = self.everyone[self.rank].extents or [None] * len(self.everyone)
+        return received, list(map(Known.of, sent))
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -81,14 +109,20 @@ class Call:
         """Send the root's tensor to all other ranks."""
         (record,), mine = self.records, self.rank == root
         partial, send = self.everyone[root].partial, self.transport.broadcast
-        arriving = moved([record], partial, lambda data: send(data if mine else torch.empty_like(data), root))
+        known = Known.of(self.told(root))
+
+        def sent(data: Tensor) -> Any:
+            return send(data if mine else torch.empty_like(data), root)
+
+        record = record if mine else Dense(record.data, record.validity)
+        arriving = moved([record], partial, sent, known=known)
         return lambda: arriving.split([] if mine else [record.shape])
 
     def gathered(self, root: int | None = None) -> Arrived:
         """Send the tensor of every rank to the root, or to all ranks."""
         (record,) = self.records
         send = self.transport.all_gather if root is None else functools.partial(self.transport.gather, root=root)
-        arriving = moved([record], any_partial(self.everyone), send)
+        arriving = moved([record], any_partial(self.everyone), send, known=self.known)
         ranks = self.transport.ranks if root in (None, self.rank) else 0
         return lambda: arriving.split([record.shape] * ranks)
 
@@ -96,23 +130,27 @@ class Call:
         """Send one of the root's tensors to each rank."""
         (output,) = self.outputs
         data = torch.empty(output.numel(), dtype=output.dtype, device=self.device)
-        masks = torch.empty(packed_size(output.numel(), 1), dtype=torch.uint8, device=self.device)
+        known = Known.of(self.told(root))
+        masks = torch.empty(size_of_masks(output.shape, 1, known), dtype=torch.uint8, device=self.device)
 
         def sent(buffer: Tensor, join: Callable[[], Tensor]) -> Any:
             return self.transport.scatter(join() if self.rank == root else buffer, buffer, root)
 
         arriving = Moved(
             sent(data, lambda: joined([record.data.reshape(-1) for record in self.records])),
-            sent(masks, lambda: joined_masks(self.records)) if self.everyone[root].partial else None,
+            sent(masks, lambda: joined_masks(self.records, 1, [known] * len(self.records)))
+            if self.everyone[root].partial
+            else None,
+            known=known,
         )
         return lambda: arriving.split([output.shape])
 
     def exchanged(self) -> Arrived:
         """Send a tensor to each rank, and receive one from each."""
-        received, sent = [t.numel() for t in self.outputs], [record.data.numel() for record in self.records]
-        partial = any_partial(self.everyone)
-        arriving = exchanged(self.records, received, sent, partial, self.transport.all_to_all)
-        return lambda: arriving.split([output.shape for output in self.outputs])
+        received, partial = [output.shape for output in self.outputs], any_partial(self.everyone)
+        known = self.known_of_pairs()
+        arriving = exchanged(self.records, received, partial, self.transport.all_to_all, known=known)
+        return lambda: arriving.split(received)
 
     def reduces(
         self,
@@ -132,7 +170,8 @@ class Call:
         send = everywhere if root is None else functools.partial(self.transport.reduce, root=root)
         in_place = root is None and not scattered and owns_memory(target)
         known = masks_to_reduce(self.everyone)
-        total = reduced(self.records, op, self.transport.ranks, known, send, overwritten=in_place)
+        ranks, extent = self.transport.ranks, self.known
+        total = reduced(self.records, op, ranks, known, send, overwritten=in_place, extent=extent)
 
         def finish() -> None:
             result = total()

@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from masked_dispatch.distributed.agreement import described
 from masked_dispatch.distributed.calls import Call, Counted, Finish
 from masked_dispatch.distributed.records import problem_of_reduction
+from op_registry import MaskedSemanticsError
 
 Storage = type[Call]
 
@@ -84,7 +85,9 @@ def reduce_scatter_tensor(
     of: Storage, output: Tensor, tensor: Tensor, group: ProcessGroup, op: str, counted: Counted | None = None
 ) -> Finish:
     problem = of.problem_of_rows("the input", tensor, "the output", output, group.size())
-    parts = [tensor] if problem else of.parts(tensor, output, group.size())
+    parts = [tensor]
+    if problem is None:
+        parts, problem = divided(tensor, lambda: of.parts(tensor, output, group.size()))
     return _reduce_scatter(of, "reduce_scatter_tensor", output, parts, group, op, problem, counted)
 
 
@@ -111,7 +114,7 @@ def _reduce_scatter(
 
 
 def broadcast(of: Storage, tensors: Sequence[Tensor], group: ProcessGroup, root: int) -> Finish:
-    call = of(group, f"broadcast from rank {root} of the group", tensors, tensors)
+    call = of(group, f"broadcast from rank {root} of the group", tensors, tensors, root=root)
     return call.writes([] if call.rank == root else tensors, call.broadcast(root))
 
 
@@ -166,7 +169,7 @@ def scatter(
     parts = list(inputs[0]) if here else []
     problem = problem_of_list(parts, group.size(), output) if here else None
     name = f"scatter from rank {root} of the group"
-    call = of(group, name, parts, outputs, shown=[described(output)], problem=problem)
+    call = of(group, name, parts, outputs, shown=[described(output)], problem=problem, root=root)
     return call.writes(outputs, call.scattered(root))
 
 
@@ -187,9 +190,19 @@ def all_to_all_single(
     ranks = group.size()
     problem = problem_of_splits("output", output, received, ranks) or problem_of_splits("input", tensor, sent, ranks)
     outputs = [output] if problem else of.rows(output, received, ranks)
-    inputs = [tensor] if problem else of.rows(tensor, sent, ranks)
+    inputs = [tensor]
+    if problem is None:
+        inputs, problem = divided(tensor, lambda: of.rows(tensor, sent, ranks))
     call = of(group, "all_to_all_single", inputs, outputs, problem=problem, pairwise=True)
     return call.writes_whole(output, call.exchanged())
+
+
+def divided(tensor: Tensor, divide: Callable[[], list[Tensor]]) -> tuple[list[Tensor], str | None]:
+    """Return the parts of a tensor, or the reason why it has none: rows that number the positions of a sample."""
+    try:
+        return divide(), None
+    except MaskedSemanticsError as reason:
+        return [tensor], str(reason)
 
 
 def problem_of_list(parts: Sequence[Tensor], ranks: int, like: Tensor) -> str | None:

@@ -25,7 +25,8 @@ from masked_dispatch.distributed.agreement import described
 from masked_dispatch.distributed.calls import Call as EagerCall
 from masked_dispatch.distributed.calls import any_partial
 from masked_dispatch.distributed.collectives import problem_of_splits
-from masked_dispatch.distributed.records import Masks, exchanged, in_one, moved, problem_of_reduction, reduced
+from masked_dispatch.distributed.extents import Known, split_rows, told_of
+from masked_dispatch.distributed.records import Masks, Send, exchanged, in_one, moved, problem_of_reduction, reduced
 from masked_dispatch.distributed.transport import Functional
 from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -46,25 +47,31 @@ class Call:
         *,
         problem: str | None = None,
         shown: Sequence[str] | None = None,
+        root: int | None = None,
     ) -> None:
         process_group = process_group_named(group)
         self.ranks = process_group.size()
         record: Any = unwrap_argument(tensor)
+        if root not in (None, process_group.rank()):
+            record = Dense(record.data, record.validity)
         self.record = record
         self.send = Functional(group, self.ranks)
         traced = being_traced(record.data)
         self.partial = True
+        # In a graph, all ranks are taken to know the same.
+        self.known = Known.of(told_of(record))
         # Narrower fields are unpacked with a table, which a graph cannot hold as a constant.
         self.narrow = not traced
         self.width = 8 if traced else 1
         if not traced:
             with torch.no_grad():
-                agreed = EagerCall(process_group, name, [tensor], [], shown=shown, problem=problem)
+                agreed = EagerCall(process_group, name, [tensor], [], shown=shown, problem=problem, root=root)
                 self.partial = any_partial(agreed.everyone)
+                self.known = agreed.known if root is None else Known.of(agreed.told(root))
 
-    @property
-    def masks(self) -> Masks:
-        return Masks.ANY if self.partial else Masks.NONE
+    def reduced(self, records: Sequence[Dense], op: str, send: Send) -> MaskedTensor:
+        masks = Masks.ANY if self.partial else Masks.NONE
+        return wrap_record(reduced(records, op, self.ranks, masks, send, self.narrow, extent=self.known)())
 
 
 def by_storage(sparse: Callable[..., Tensor]) -> Callable[[Callable[..., MaskedTensor]], Callable[..., Any]]:
@@ -84,7 +91,7 @@ def by_storage(sparse: Callable[..., Tensor]) -> Callable[[Callable[..., MaskedT
 def all_reduce(tensor: Tensor, reduce_op: str, group: Group) -> MaskedTensor:
     op = reduce_op.lower()
     call = Call(f"all_reduce {op.upper()}", tensor, group, problem=problem_of_reduction(op, tensor.dtype))
-    return wrap_record(reduced([call.record], op, call.ranks, call.masks, call.send.all_reduce, call.narrow)())
+    return call.reduced([call.record], op, call.send.all_reduce)
 
 
 @by_storage(sparse_functional.reduce_scatter_tensor)
@@ -96,30 +103,30 @@ def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group
         problem = f"the input of shape {tuple(tensor.shape)} has {rows} rows, which {group_size} ranks do not divide"
     call = Call(f"reduce_scatter_tensor {op.upper()}", tensor, group, problem=problem)
     parts = _rows(call.record, [rows // group_size] * group_size)
-    return wrap_record(reduced(parts, op, call.ranks, call.masks, call.send.reduce_scatter, call.narrow)())
+    return call.reduced(parts, op, call.send.reduce_scatter)
 
 
 @by_storage(sparse_functional.all_gather_into_tensor)
 def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Group) -> MaskedTensor:
     call = Call("all_gather_into_tensor", tensor, group)
-    arriving = moved([call.record], call.partial, call.send.all_gather, call.width)
+    arriving = moved([call.record], call.partial, call.send.all_gather, call.width, call.known)
     shape = (call.ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.ndim else (call.ranks,)
     return wrap_record(in_one(arriving.split([tensor.shape] * call.ranks), shape))
 
 
 @by_storage(sparse_functional.broadcast)
 def broadcast(tensor: Tensor, src: int, group: Group) -> MaskedTensor:
-    call = Call(f"broadcast from rank {src} of the group", tensor, group)
-    arriving = moved([call.record], call.partial, lambda data: call.send.broadcast(data, src), call.width)
+    call = Call(f"broadcast from rank {src} of the group", tensor, group, root=src)
+    arriving = moved([call.record], call.partial, lambda data: call.send.broadcast(data, src), call.width, call.known)
     return wrap_record(arriving.split([tensor.shape])[0])
 
 
 def _rows(record: Any, sizes: Sequence[int]) -> list[Dense]:
     """Split a record's rows into parts of these sizes."""
-    full = record.full_validity
+    full, extents = record.full_validity, split_rows(record, sizes)
     data = record.data.split(list(sizes))
     masks = [None] * len(data) if full is None else full.split(list(sizes))
-    return [Dense(part, mask) for part, mask in zip(data, masks, strict=True)]
+    return [Dense(*part) for part in zip(data, masks, extents, strict=True)]
 
 
 @by_storage(sparse_functional.all_to_all_single)
@@ -130,10 +137,9 @@ def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[in
     row = described(tensor[:0]) if tensor.ndim else described(tensor)
     call = Call("all_to_all_single", tensor, group, problem=problem, shown=[row])
     parts = _rows(call.record, sent)
-    of_row = tensor.shape[1:].numel()
     shapes = [torch.Size((rows, *tensor.shape[1:])) for rows in received]
-    arriving, leaving = ([rows * of_row for rows in splits] for splits in (received, sent))
-    exchange = exchanged(parts, arriving, leaving, call.partial, call.send.all_to_all, call.width)
+    known = [call.known] * len(received), [call.known] * len(sent)
+    exchange = exchanged(parts, shapes, call.partial, call.send.all_to_all, call.width, known)
     return wrap_record(in_one(exchange.split(shapes), (sum(received), *tensor.shape[1:])))
 
 

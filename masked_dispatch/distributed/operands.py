@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.tensor.mask_sharing import shared_validity, write_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
+from masked_dispatch.tensor.messages import written_through_view
 from masked_dispatch.torch_internals import share_memory
+from op_registry import MaskedSemanticsError
+from op_registry.extents.factors import Extent
 from op_registry.records.dense import Dense
 
 
 def record_of(tensor: Tensor) -> Dense:
-    """Return data and validity without autograd; a plain tensor is valid everywhere."""
+    """Return data, validity and extent without autograd; a plain tensor is valid everywhere."""
     if isinstance(tensor, MaskedTensor):
-        tensor._check_no_extent("a collective")
         data = tensor._data  # avoid a new view: the data itself keeps more information, such as its known zeros
-        return Dense(data.detach() if data.requires_grad else data, shared_validity(tensor))
+        return Dense(data.detach() if data.requires_grad else data, shared_validity(tensor), tensor._extent)
     return Dense(tensor.detach(), None)
 
 
@@ -45,6 +47,8 @@ def complex_base(tensor: MaskedTensor) -> Tensor | None:
     if base is None or not base.is_complex() or tensor.is_complex() or tensor.shape[-1:] != (2,):
         return None
     strides = [stride // 2 for stride in tensor.stride()[:-1]]
+    if base.shape == tensor.shape[:-1] and list(base.stride()) == strides:
+        return base
     return base.as_strided(tensor.shape[:-1], strides, tensor.storage_offset() // 2)
 
 
@@ -54,17 +58,36 @@ def owns_memory(tensor: Tensor) -> TypeGuard[MaskedTensor]:
 
 
 def write(target: Tensor, record: Dense) -> None:
-    """Write the received record to `target`: data and mask to a masked tensor, only valid elements to a plain one."""
+    """Write the received record to `target`: data, mask and extent to a masked tensor, which has them from then on;
+    only valid elements to a plain one.
+    """
     with torch.no_grad():
         data, validity = record.data.view(target.shape), record.validity
         if owns_memory(target) and share_memory(data, target._data):
+            replace_extent(target, record.extent)
             # The data was reduced in place; copy_ would copy it onto itself.
             torch.autograd.graph.increment_version([target, target._data])
             write_validity(target, validity)
+            target._extent = record.extent
             return
         if validity is not None:
             validity = validity.view(torch.int8).view(target.shape)
-        arrived: Tensor = wrap(data, validity)
+        arrived: Tensor = with_extent(wrap(data, validity), record.extent)
         if isinstance(target, MaskedTensor) and target._mask_is_a_copy:
             target, arrived = complex_base(target), torch.view_as_complex(arrived)  # type: ignore[assignment]
+        if isinstance(target, MaskedTensor):
+            replace_extent(target, arrived._extent)  # type: ignore[attr-defined]
         target.copy_(arrived)
+
+
+def replace_extent(target: MaskedTensor, received: Extent | None) -> None:
+    """Let a tensor be without the extent that it has, before it receives another.
+
+    Raises MaskedSemanticsError for a view of another extent: its base could not learn of the received one.
+    """
+    own = target._extent
+    if own is received:
+        return
+    if target._base is not None and (own.known if own else ()) != (received.known if received else ()):
+        raise MaskedSemanticsError(written_through_view(target))
+    target._extent = None

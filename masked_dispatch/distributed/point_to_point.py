@@ -20,9 +20,9 @@ from masked_dispatch.distributed.entries import decoded as decoded_entries
 from masked_dispatch.distributed.entries import encoded as encoded_entries
 from masked_dispatch.distributed.entries import form_of
 from masked_dispatch.distributed.entries import record_of_entries as rebuilt
-from masked_dispatch.distributed.fields import packed_size
+from masked_dispatch.distributed.extents import Known, told_of
 from masked_dispatch.distributed.operands import is_partial, problem_of_outputs, record_of
-from masked_dispatch.distributed.records import Moved, joined, joined_masks
+from masked_dispatch.distributed.records import Moved, joined, joined_masks, size_of_masks
 from masked_dispatch.distributed.sparse_calls import Parcel, SparseCall, problem_of_sparse, stored_record
 from masked_dispatch.distributed.transport import Awaited, awaited, in_bytes
 from op_registry import MaskedSemanticsError
@@ -54,9 +54,12 @@ def send(of: type[Call], tensors: list[Tensor], group: ProcessGroup, peer: int, 
     sparse = of is SparseCall
     problem = problem_of_sparse(tensors, []) if sparse else None
     parcel = Parcel(tensor) if sparse and problem is None else None
-    partial = is_partial(tensors) if parcel is None else parcel.partial
+    record = None if sparse else record_of(tensor)
+    told = None if record is None else told_of(record)
+    known = Known.of(told)
+    partial = is_partial(tensors) or known.travels if parcel is None else parcel.partial
     entries = () if parcel is None else (len(parcel),)
-    mine = Description("send", (described(tensor),), partial, problem, entries=entries)
+    mine = Description("send", (described(tensor),), partial, problem, entries=entries, extents=(told,) if told else ())
     offered = channel.send(_OFFERED, encoded(mine).to(tensor.device))
     expected = channel.receive(_EXPECTED, torch.empty(HEADER, dtype=torch.uint8, device=tensor.device))
 
@@ -65,9 +68,9 @@ def send(of: type[Call], tensors: list[Tensor], group: ProcessGroup, peer: int, 
         if parcel is not None:
             waits = [channel.send(_DATA, encoded_entries(parcel.entries, parcel.form, partial))]
         else:
-            record = record_of(tensor)
+            assert record is not None
             waits = [channel.send(_DATA, in_bytes(joined([record.data.reshape(-1)])))]
-            waits += [channel.send(_MASK, joined_masks([record]))] if partial else []
+            waits += [channel.send(_MASK, joined_masks([record], 1, [known]))] if partial else []
         return lambda: wait_for(waits)
 
     sent = in_background(send_data, ("send", group, peer, tag))
@@ -108,11 +111,11 @@ def recv(of: type[Call], tensors: list[Tensor], group: ProcessGroup, peer: int, 
     def ask_for_record(offer: Description) -> Callable[[], None]:
         data = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
         arriving = channel.receive(_DATA, in_bytes(data))
-        masks = None
+        masks, known = None, Known.of((offer.extents or (None,))[0])
         if offer.partial:
-            fields = torch.empty(packed_size(tensor.numel(), 1), dtype=torch.uint8, device=tensor.device)
+            fields = torch.empty(size_of_masks(tensor.shape, 1, known), dtype=torch.uint8, device=tensor.device)
             masks = channel.receive(_MASK, fields)
-        moved = Moved(lambda: (arriving(), data)[1], masks)
+        moved = Moved(lambda: (arriving(), data)[1], masks, known=known)
         return lambda: of.write(tensor, moved.split([tensor.shape])[0])
 
     asked = in_background(ask_for_data, ("recv", group, peer, tag))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from masked_dispatch.distributed.extents import WITHOUT, Known
+from masked_dispatch.distributed.extents import in_one as extent_in_one
 from masked_dispatch.distributed.fields import pack, packed_size, present, unpack, width_for
 from masked_dispatch.distributed.transport import Awaited
 from masked_dispatch.torch_internals import share_memory
@@ -64,31 +66,37 @@ def reduced(
     send: Send,
     narrow: bool = True,
     overwritten: bool = False,
+    extent: Known = WITHOUT,
 ) -> Reduced:
     """Reduce records of one shape over the ranks; the result has that shape.
 
     known    with NONE, the result has no mask; with EQUAL, it has the mask that all ranks share
     narrow   whether fields of the masks may be narrower than a byte
     overwritten  whether the result replaces the records, so that the reduction may use their memory
+    extent   what all ranks know of the extents; a position of the result is there where one rank's is
     """
-    record = records[0]
+    record, united = records[0], extent.reduced(f"a reduction {op.upper()} over ranks")
     if overwritten and record.data.is_contiguous():
         values = reduced_in_place(record, op, send)
     else:
         values = reduced_copies(records, op, send)
-    if known is not Masks.ANY:
-        return lambda: Dense(values(ranks), record.validity if known is Masks.EQUAL else None)
+    if known is not Masks.ANY and not extent.travels:
+        validity = record.validity if known is Masks.EQUAL else None
+        return lambda: Dense(values(ranks), validity, united.extent([]))
 
     width, combined = of_masks(op, ranks, narrow)
     with torch.no_grad():
-        masks = [pack(validity_of(r), width) for r in records]
-        counted = send(masks[0] if len(masks) == 1 else torch.cat(masks), combined)
+        counted = send(joined_masks(records, width, [extent] * len(records)), combined)
 
     def finish() -> Dense:
-        fields, elements = counted(), record.data.numel()
-        divisor = unpack(fields, width, elements).clamp(min=1) if op == "avg" else 1
-        validity = present(fields, width, elements).view(record.shape)
-        return Dense(values(divisor), validity)
+        shapes = [record.shape, *extent.shapes(record.shape)]
+        fields, *booleans = parts_of(counted(), width, shapes)
+        divisor = unpack(fields, width, record.data.numel()).clamp(min=1) if op == "avg" else 1
+        there = [
+            present(part, width, shape.numel()).view(shape) for part, shape in zip(booleans, shapes[1:], strict=True)
+        ]
+        validity = present(fields, width, record.data.numel()).view(record.shape)
+        return Dense(values(divisor), validity, united.extent(there))
 
     return finish
 
@@ -180,47 +188,85 @@ def validity_of(record: Dense) -> Tensor:
 
 
 class Moved:
-    """Records that arrive as one message of data, and one of masks if some element is invalid."""
+    """Records that arrive as one message of data, and one of masks if some element is invalid.
 
-    def __init__(self, data: Awaited, masks: Awaited | None, width: int = 1) -> None:
-        self.data, self.masks, self.width = data, masks, width
+    Booleans of extents that are not the masks travel with the masks; `known` is what is known of these extents, of all
+    records or of each.
+    """
+
+    def __init__(
+        self, data: Awaited, masks: Awaited | None, width: int = 1, known: Known | Sequence[Known] = WITHOUT
+    ) -> None:
+        self.data, self.masks, self.width, self.known = data, masks, width, known
 
     def split(self, shapes: Sequence[torch.Size]) -> list[Dense]:
         """Wait, and split the messages into records of these shapes."""
         sizes = [shape.numel() for shape in shapes]
         parts = self.data()[: sum(sizes)].split(sizes)
+        known = [self.known] * len(shapes) if isinstance(self.known, Known) else self.known
+        triples = list(zip(parts, shapes, known, strict=True))
         if self.masks is None:
-            return [Dense(part.view(shape), None) for part, shape in zip(parts, shapes, strict=True)]
-        masks = self.masks()
-        lengths = [packed_size(n, self.width) for n in sizes]
-        fields = masks[: sum(lengths)].split(lengths)
-        validities = [unpack(f, self.width, n).view(torch.int8) for f, n in zip(fields, sizes, strict=True)]
-        return [
-            Dense(part.view(shape), validity.view(shape))
-            for part, validity, shape in zip(parts, validities, shapes, strict=True)
-        ]
+            return [Dense(part.view(shape), None, k.extent([])) for part, shape, k in triples]
+        told = [[shape, *k.shapes(shape)] for shape, k in zip(shapes, known, strict=True)]
+        flat = [shape for each in told for shape in each]
+        fields = parts_of(self.masks(), self.width, flat)
+        booleans = iter(
+            [
+                unpack(field, self.width, shape.numel()).view(torch.int8).view(shape)
+                for field, shape in zip(fields, flat, strict=True)
+            ]
+        )
+        records = []
+        for (part, shape, k), each in zip(triples, told, strict=True):
+            validity, *there = [next(booleans) for _ in each]
+            records.append(Dense(part.view(shape), validity, k.extent(there)))
+        return records
 
 
-def moved(records: Sequence[Dense], partial: bool, send: Callable[[Tensor], Awaited], width: int = 1) -> Moved:
+def parts_of(fields: Tensor, width: int, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
+    """Split a message of masks into the fields of booleans of these shapes."""
+    lengths = [packed_size(shape.numel(), width) for shape in shapes]
+    return fields[: sum(lengths)].split(lengths)
+
+
+def size_of_masks(shape: torch.Size, width: int, known: Known) -> int:
+    """Return the length of the message of a record's mask, and of the booleans that travel with it."""
+    return sum(packed_size(boolean.numel(), width) for boolean in (shape, *known.shapes(shape)))
+
+
+def moved(
+    records: Sequence[Dense],
+    partial: bool,
+    send: Callable[[Tensor], Awaited],
+    width: int = 1,
+    known: Known = WITHOUT,
+) -> Moved:
     """Send the data of the records in one message, and their masks in another."""
     data = send(joined([record.data.reshape(-1) for record in records]))
-    return Moved(data, send(joined_masks(records, width)) if partial else None, width)
+    masks = send(joined_masks(records, width, [known] * len(records))) if partial or known.travels else None
+    return Moved(data, masks, width, known)
 
 
 def exchanged(
     records: Sequence[Dense],
-    received: Sequence[int],
-    sent: Sequence[int],
+    received: Sequence[torch.Size],
     partial: bool,
     send: Callable[[Tensor, Sequence[int], Sequence[int]], Awaited],
     width: int = 1,
+    known: tuple[Sequence[Known], Sequence[Known]] | None = None,
 ) -> Moved:
-    """Send a record to each rank and receive one from each; `received` and `sent` are numbers of elements."""
-    data = send(joined([record.data.reshape(-1) for record in records]), received, sent)
-    if not partial:
-        return Moved(data, None, width)
-    fields = [[packed_size(n, width) for n in numbers] for numbers in (received, sent)]
-    return Moved(data, send(joined_masks(records, width), *fields), width)
+    """Send a record to each rank and receive one of these shapes from each.
+
+    known  what is known of the extents of the records that are received, and of those that are sent
+    """
+    arriving, leaving = known or ([WITHOUT] * len(received), [WITHOUT] * len(records))
+    numbers = [shape.numel() for shape in received], [record.data.numel() for record in records]
+    data, masks = send(joined([record.data.reshape(-1) for record in records]), *numbers), None
+    if partial:
+        lengths = [size_of_masks(shape, width, k) for shape, k in zip(received, arriving, strict=True)]
+        sent = [size_of_masks(record.shape, width, k) for record, k in zip(records, leaving, strict=True)]
+        masks = send(joined_masks(records, width, leaving), lengths, sent)
+    return Moved(data, masks, width, arriving)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -228,13 +274,17 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts))
 
 
-def joined_masks(records: Sequence[Dense], width: int = 1) -> Tensor:
+def joined_masks(records: Sequence[Dense], width: int = 1, known: Sequence[Known] | None = None) -> Tensor:
+    """Pack the masks of records into one message; each is followed by the booleans of its extent that travel."""
+    known = [WITHOUT] * len(records) if known is None else known
     with torch.no_grad():
-        return joined([pack(validity_of(record), width) for record in records])
+        booleans = [b for r, k in zip(records, known, strict=True) for b in (validity_of(r), *k.booleans(r))]
+        return joined([pack(boolean, width) for boolean in booleans])
 
 
 def in_one(records: Sequence[Dense], shape: Sequence[int]) -> Dense:
     """Concatenate the elements of records into one record of this shape."""
     data = joined([record.data.reshape(-1) for record in records])
     validities = [record.validity.reshape(-1) for record in records if record.validity is not None]
-    return Dense(data.view(shape), joined(validities).view(shape) if validities else None)
+    extent = extent_in_one(records, shape)
+    return Dense(data.view(shape), joined(validities).view(shape) if validities else None, extent)

@@ -157,9 +157,8 @@ def audit() -> Iterator[Audit]:
 
     Lines of torch and of this library aren't reported, nor is what happens in backward; calls are looked at where all
     masked tensors are stored densely. Functions of torch.compile run uncompiled. As :func:`trace` does, an audit covers
-    the calls of this thread or task, waits for a device, and costs nothing outside of a block.
-
-    Raises RuntimeError inside a function that torch.compile compiles.
+    the calls of this thread or task, waits for a device, and costs nothing outside of a block; a function that
+    torch.compile compiles cannot open one.
     """
     found = Audit()
     auditor = Auditor(found._found)

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
+from masked_dispatch.caller_warnings import is_torchs_own
 from masked_dispatch.dispatch.run_rule import has_masked
-from masked_dispatch.engine_internals import AROUND_CALLS, frames_to_caller
+from masked_dispatch.engine_internals import frames_to_caller
 from masked_dispatch.seeing.checks import (
     Check,
     DividedSums,
@@ -179,10 +180,11 @@ _SERVING = (
     "autograd", "compiler_internals", "dispatch", "engine_internals", "replacements", "scopes", "seeing", "tensor",
     "torch_internals", "update_policy", "api.methods", "api.padding", "api.reductions", "api.skipna",
 )  # fmt: skip
-_BETWEEN = (*AROUND_CALLS, *(f"masked_dispatch.{part}" for part in _SERVING))
+_PARTS_SERVING = tuple(f"masked_dispatch.{part}" for part in _SERVING)
 _LOSSES = ("torch.nn.functional", "torch.nn.modules.loss", "torch.nn.modules.module")
 
 
 def _calls_for_itself(module: str, through: Sequence[str]) -> bool:
-    package = module.partition(".")[0]
-    return package in ("torch", "masked_dispatch") and not module.startswith((*_BETWEEN, *through))
+    if module.startswith("masked_dispatch."):
+        return not module.startswith(_PARTS_SERVING)
+    return is_torchs_own(module) and not module.startswith(tuple(through))

@@ -19,6 +19,7 @@ conversions.py    conversions to sparse storage, which torch.export and torch.co
 all_valid.py      methods that return no tensor: numpy, tolist
 no_memory.py      methods that ask for one piece of memory: refused
 saved.py          checks of the contents of a file, before a tensor is rebuilt from it
+saved_extents.py  which positions are there, in a file
 indexing.py       assignment by index to sparse storage
 cache_key.py      the key of a masked tensor in torch's caches of compiled graphs
 code_version.py   the version of the code, in graphs that make masked tensors

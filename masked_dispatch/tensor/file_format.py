@@ -1,11 +1,12 @@
 """The format in which pickle and torch.save write masked tensors, and its versions.
 
 A file holds every object as a call ``load(version, kind, *parts)``, so that `load` refuses a later version by name,
-whatever the file contains. We still read versions 1 and 2, which called the function of a kind directly.
+whatever the file contains. We still read earlier versions; 1 and 2 called the function of a kind directly.
 
     1  writes the parts of a tensor
     2  writes the parts that tensors share with their views once
     3  writes the version first
+    4  writes which positions of a padded batch are there
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.saved import check_saved
 from op_registry.records.kept import without_kept
 
-VERSION = 3
+VERSION = 4
+# The first version that `load` is called with.
+_FIRST = 3
 
 _Piece = TypeVar("_Piece", Tensor, Tensor | None)
 
@@ -54,7 +57,7 @@ def load(version: int, kind: str, *parts: Any) -> Any:
 
     Raises ValueError for a version that this library does not know, and for parts that do not fit together.
     """
-    if type(version) is not int or version < VERSION:
+    if type(version) is not int or version < _FIRST:
         check_saved(f"its format version is {version!r}")
     if version > VERSION:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from masked_dispatch.tensor.notebooks import html_of
 from masked_dispatch.tensor.other_devices import wrappers
 from masked_dispatch.tensor.printing import printed
 from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
+from masked_dispatch.tensor.saved_extents import parts_of_extent, saved_extent
 from masked_dispatch.tensor.storage_conversions import Conversions
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import (
@@ -62,6 +63,8 @@ from op_registry.sparse.permuted import AnyRecord
 # Compiled graphs guard on these: how writes outside the graph change validity, the registry's version, the mode of
 # `updates`, and a handle through which a guard can give the tensor its own validity (all handles compare equal).
 Context = tuple[str, str, Mode, GuardedInput | None]
+
+M = TypeVar("M", bound="MaskedTensor")
 
 
 class MaskedTensor(Conversions, NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
@@ -276,11 +279,12 @@ class MaskedTensor(Conversions, NamedPieces, ReadWhereAllValid, WithoutMemory, t
 
     @never_compiled
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        self._check_no_extent("a pickle or a file")
-        family, data = self._family, self._data
+        family, data, extent = self._family, self._data, self._extent
         if self._mask_is_a_copy:  # save it as an independent tensor: the file format cannot express such a view
             family, data = None, data.clone()
         state = (data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
+        if extent is not None:
+            return saved_as("dense", *state, family, parts_of_extent(extent))
         return saved_as("dense", *state) if family is None else saved_as("dense", *state, family)
 
     @never_compiled
@@ -343,7 +347,7 @@ class MaskedTensor(Conversions, NamedPieces, ReadWhereAllValid, WithoutMemory, t
         return self._data.is_shared()
 
 
-def with_extent(tensor: MaskedTensor, extent: Extent | None) -> MaskedTensor:
+def with_extent(tensor: M, extent: Extent | None) -> M:
     """The same masked tensor, which nobody else has yet, with an extent."""
     if extent is not None:
         tensor._extent = extent
@@ -398,8 +402,9 @@ def rebuild(
     requires_grad: bool,
     is_parameter: bool = False,
     family: ViewFamily | None = None,
+    extent: tuple[Any, ...] | None = None,
 ) -> MaskedTensor:
-    """Rebuild a dense tensor from a file; files of version 1 have no `family`.
+    """Rebuild a dense tensor from a file; files of version 1 have no `family`, those before version 4 no `extent`.
 
     The tensor joins the family if its data lies in the family's memory. A pickle that copies the data of each tensor
     separates them: then only tensors with the same data object, as `copy.copy` makes them, form a family.
@@ -411,6 +416,8 @@ def rebuild(
     if family is not None:
         check_saved(problem_of_member(data, family))
         tensor._family = family if family.has_memory_of(data) else family.apart(data, validity)
+    if extent is not None:
+        tensor._extent = saved_extent(Dense(data, tensor._validity), extent, MaskedTensor)
     return tensor
 
 

@@ -1,7 +1,8 @@
 """Show a masked tensor in a notebook: its mask as a small picture, and below it the text of `repr`.
 
 The picture is a PNG inside the page, with at most 64 by 96 pixels for any tensor. The opacity of each pixel is the
-valid share of its block of elements, over a transparent grey, which suits light and dark pages.
+valid share of its block of elements, over a transparent grey, which suits light and dark pages. Where positions are not
+there, the page shows.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+import torch
 
-from masked_dispatch.tensor.colours import INVALID_OVER_ANY_PAGE, VALID, red_green_blue
-from masked_dispatch.tensor.printing import count_valid, is_readable, printed, record_size, share_of
-from masked_dispatch.tensor.validity_blocks import ValidityBlocks, validity_blocks
+from masked_dispatch.tensor.colours import GREY, GREY_OPACITY, INVALID_OVER_ANY_PAGE, VALID, red_green_blue
+from masked_dispatch.tensor.printing import count_there, count_valid, is_readable, printed, record_size, share_of
+from masked_dispatch.tensor.validity_blocks import ValidityBlocks, extent_as_mask, validity_blocks
 from masked_dispatch.torch_internals import plainly
 from op_registry.sparse.permuted import AnyRecord
 
@@ -34,11 +35,13 @@ def html_of(tensor: MaskedTensor, record: AnyRecord) -> str:
     if not is_readable(tensor, record) or not record_size(record):
         return f"<div>{text}</div>"
     with plainly():
-        valid, total = count_valid(record), record_size(record)
+        valid, total = count_valid(record), count_there(record, extent_as_mask(record))
         blocks = validity_blocks(record, MOST_ROWS, MOST_COLUMNS)
     shape = " × ".join(map(str, tensor.shape)) or "one number"
     dtype = str(tensor.dtype).removeprefix("torch.")
     line = f"{shape}, {dtype}: {valid:,} of {total:,} valid ({html.escape(share_of(valid, total))})"
+    if total < record_size(record):
+        line += ", padded"
     note = note_of(blocks, tuple(tensor.shape))
     return f'<div><div style="margin:4px 0">{line}{note}</div>{picture_of(blocks, line)}{text}</div>'
 
@@ -55,20 +58,28 @@ def picture_of(blocks: ValidityBlocks, description: str) -> str:
     """The blocks as an image element."""
     rows, columns = blocks.valid.shape
     scale = min(LARGEST_BLOCK, LONGER_SIDE / max(rows, columns))
-    style = f"image-rendering:pixelated;background:{INVALID_OVER_ANY_PAGE};outline:1px solid rgba(128,128,128,.6)"
-    encoded = base64.b64encode(png_of(blocks.shares)).decode()
+    background = "none" if blocks.padding.any() else INVALID_OVER_ANY_PAGE
+    style = f"image-rendering:pixelated;background:{background};outline:1px solid rgba(128,128,128,.6)"
+    encoded = base64.b64encode(png_of(blocks)).decode()
     return (
         f'<img alt="validity of {description}" width="{max(round(columns * scale), 2)}" '
         f'height="{max(round(rows * scale), 2)}" style="{style}" src="data:image/png;base64,{encoded}">'
     )
 
 
-def png_of(shares: Tensor) -> bytes:
-    """A PNG with one pixel for each share, between transparent (0) and opaque (1)."""
-    rows, columns = shares.shape
-    alphas = (shares * 255).round().int().tolist()
-    colour = red_green_blue(VALID)
-    lines = b"".join(b"\0" + b"".join(bytes((*colour, alpha)) for alpha in line) for line in alphas)
+def png_of(blocks: ValidityBlocks) -> bytes:
+    """A PNG with one pixel for each block: opaque for what is valid, transparent for what is not there.
+
+    What is invalid is transparent too, over a grey background, or has that grey itself if something is not there.
+    """
+    valid, padding = blocks.valid.double() / blocks.elements, blocks.padding
+    grey = (1 - padding - valid) * (GREY_OPACITY if padding.any() else 0)
+    alphas = valid + grey
+    weight = torch.where(alphas > 0, valid / alphas, 1)[..., None]
+    colours = weight * torch.tensor(red_green_blue(VALID)) + (1 - weight) * GREY
+    rows, columns = valid.shape
+    pixels = torch.cat([colours, alphas[..., None] * 255], -1).round().int().tolist()
+    lines = b"".join(b"\0" + b"".join(bytes(pixel) for pixel in line) for line in pixels)
     header = struct.pack(">IIBBBBB", columns, rows, 8, 6, 0, 0, 0)  # 8 bits each of red, green, blue and alpha
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(

@@ -1,5 +1,7 @@
 """Print a masked tensor as torch prints the data, with -- where invalid, and with facts about its storage.
 
+Positions that are not there, the padding of a batch that knows it, are blank.
+
 All options of torch.set_printoptions apply. We summarize a large tensor as torch does, and then read only the elements
 that we show (and count the mask). If a tensor is mostly invalid, and its corners show no valid element, we list the
 first and last valid elements, each with its index.
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.tensor.shown_elements import all_elements, edges, first_and_last_valid
+from masked_dispatch.tensor.validity_blocks import extent_as_mask
 from masked_dispatch.torch_internals import (
     NumberFormatter,
     default_device_type,
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 _HIDDEN = "--"
+# For what is not there, and for what is missing.
+_WORDS = ("", _HIDDEN)
 # Below this valid share we may list elements with their indices.
 MOSTLY_INVALID = 0.1
 _PREFIX = "masked_tensor("
@@ -46,9 +51,10 @@ def printed(tensor: MaskedTensor, record: AnyRecord) -> str:
         readable = is_readable(tensor, record)
         summarized = readable and record_size(record) > print_options().threshold
         valid = count_valid(record) if readable else 0
-        body = _body(record, summarized, valid) if readable else "..."
+        extent = extent_as_mask(record) if readable else None
+        body = _body(record, summarized, valid, extent) if readable else "..."
         facts = [
-            *_facts_of_values(record, valid, tensor.device, readable, summarized),
+            *_facts_of_values(record, valid, tensor.device, readable, summarized, extent),
             *_facts_of_storage(tensor, readable, summarized),
         ]
     text = with_facts(_PREFIX + body, [*facts, *facts_of_autograd(tensor)], len(_PREFIX), False)
@@ -72,6 +78,11 @@ def record_size(record: AnyRecord) -> int:
     return math.prod(record.shape)
 
 
+def count_there(record: AnyRecord, extent: Dense | None) -> int:
+    """Number of elements at positions that are there: the valid ones of `extent`."""
+    return record_size(record) if extent is None else count_valid(extent)
+
+
 def count_valid(record: AnyRecord) -> int:
     """Number of valid elements."""
     if isinstance(record, Permuted):
@@ -83,15 +94,20 @@ def count_valid(record: AnyRecord) -> int:
 
 
 def _facts_of_values(
-    record: AnyRecord, valid: int, device: torch.device, readable: bool, summarized: bool
+    record: AnyRecord, valid: int, device: torch.device, readable: bool, summarized: bool, extent: Dense | None
 ) -> list[str]:
-    """The number of valid elements, the shape if the values do not show it, device and dtype if torch prints them."""
+    """The number of valid elements among those that are there, the shape if there are others or the values do not show
+    it, device and dtype if torch prints them.
+    """
     size = f"size={tuple(record.shape)}"
     if readable:
-        total = record_size(record)
-        share = f" ({share_of(valid, total)})" if summarized else ""
+        total, there = record_size(record), count_there(record, extent)
+        share = f" ({share_of(valid, there)})" if summarized else ""
         facts = [size] if summarized or (total == 0 and record.ndim != 1) else []
-        facts += [f"valid={valid}/{total}{share}", "True=valid"]
+        facts += [f"valid={valid}/{there}{share}"]
+        if there < total:
+            facts += ["padded" if summarized else f"padded to {tuple(record.shape)}"]
+        facts += ["True=valid"]
     else:
         unmasked = isinstance(record, Dense) and record.validity is None
         facts = [size, "mask=None" if unmasked else "mask=..."]
@@ -136,39 +152,48 @@ def share_of(valid: int, total: int) -> str:
 class _Cells:
     """Formats single elements.
 
-    text   formats a number, or None for an invalid element
+    text   formats a number; of what has no value, a word stands for it
     width  the column width that torch computes with
     """
 
-    text: Callable[[Number | None], str]
+    text: Callable[[Number | str], str]
     width: int
 
 
-def _body(record: AnyRecord, summarized: bool, valid: int) -> str:
-    """The values in brackets, with -- where invalid; or the first and last valid ones in braces.
+def _body(record: AnyRecord, summarized: bool, valid: int, extent: Dense | None) -> str:
+    """The values in brackets, with -- where invalid and blanks for padding; or the first and last valid ones in braces.
 
-    valid  number of valid elements
+    valid   number of valid elements
+    extent  is valid where positions are there; None: all are
     """
     if record_size(record) == 0:
         return "[]"
     options = print_options()
-    shown = edges(record, options.edgeitems) if summarized else all_elements(record)
-    validity = shown.full_validity
-    mask = torch.ones_like(shown.data, dtype=torch.bool) if validity is None else as_bool(validity)
+    shown, mask = _shown(record, summarized)
+    there = torch.ones_like(mask) if extent is None else _shown(extent, summarized)[1]
     listed = min(valid, 2 * options.edgeitems)
     if summarized and valid < MOSTLY_INVALID * record_size(record) and int(mask.sum()) < listed:
         return _list(record, valid, options.edgeitems)
     values = _computable(shown.data, record.dtype)
-    cells = _cells_of(values[mask], bool(mask.all()))
+    missing = bool((mask != there).any())
+    cells = _cells_of(values[mask], len(_HIDDEN) if missing else None if bool(mask.all()) else 0)
     edge = options.edgeitems if summarized else None
-    return _rows(values.tolist(), mask.tolist(), list(record.shape), len(_PREFIX), edge, cells)
+    words = torch.where(mask, -1, there.to(torch.int64)).tolist()
+    return _rows(values.tolist(), words, list(record.shape), len(_PREFIX), edge, cells)
+
+
+def _shown(record: AnyRecord, summarized: bool) -> tuple[Dense, Tensor]:
+    """The elements that are shown, and which of them are valid."""
+    shown = edges(record, print_options().edgeitems) if summarized else all_elements(record)
+    validity = shown.full_validity
+    return shown, torch.ones_like(shown.data, dtype=torch.bool) if validity is None else as_bool(validity)
 
 
 def _list(record: AnyRecord, valid: int, edge: int) -> str:
     """``{index: value}`` for the first and last `edge` of the valid elements, aligned."""
     coordinates, shown = first_and_last_valid(record, edge)
     values = _computable(shown.data, record.dtype)
-    cells = _cells_of(values, True)
+    cells = _cells_of(values, None)
     widths = [len(str(int(c.max()))) for c in coordinates]
     elements = zip(*(c.tolist() for c in coordinates), strict=True)
     indices = [", ".join(str(i).rjust(w) for i, w in zip(index, widths, strict=True)) for index in elements]
@@ -184,18 +209,19 @@ def _list(record: AnyRecord, valid: int, edge: int) -> str:
     return "{" + (",\n" + " " * (len(_PREFIX) + 1)).join(lines) + "}"
 
 
-def _rows(values: Any, valid: Any, sizes: list[int], indent: int, edge: int | None, cells: _Cells) -> str:
+def _rows(values: Any, words: Any, sizes: list[int], indent: int, edge: int | None, cells: _Cells) -> str:
     """Nested lists of the shown elements as text.
 
+    words   which of _WORDS stands for each element; -1: its value does
     sizes   the sizes of the remaining dimensions of the whole tensor
     indent  columns to the left
     edge    how many elements to show at each end of a long dimension; None: all
     """
     if not sizes:
-        return cells.text(values if valid else None)
+        return cells.text(values if words < 0 else _WORDS[words])
     last = len(sizes) == 1
-    pairs = zip(values, valid, strict=True)
-    pieces = [_rows(value, mask, sizes[1:], indent + 1, edge, cells) for value, mask in pairs]
+    pairs = zip(values, words, strict=True)
+    pieces = [_rows(value, word, sizes[1:], indent + 1, edge, cells) for value, word in pairs]
     if edge is not None and (sizes[0] > 2 * edge or not edge):
         pieces[edge:edge] = [" ..." if last and edge else "..."]
     if not last:
@@ -205,13 +231,12 @@ def _rows(values: Any, valid: Any, sizes: list[int], indent: int, edge: int | No
     return "[" + (",\n" + " " * (indent + 1)).join(lines) + "]"
 
 
-def _cells_of(valid_values: Tensor, all_valid: bool) -> _Cells:
-    """The formats that torch uses for a tensor of these values; columns are wide enough for --."""
-    least = 0 if all_valid else len(_HIDDEN)
+def _cells_of(valid_values: Tensor, least: int | None) -> _Cells:
+    """The formats that torch uses for a tensor of these values, beside words up to `least` letters (None: no word)."""
     if not valid_values.is_complex():
         real = NumberFormatter(valid_values)
-        width = max(real.width(), least)
-        return _Cells(lambda v: (_HIDDEN if v is None else real.format(v)).rjust(width), width + 2)
+        width = max(real.width(), least or 0)
+        return _Cells(lambda v: (v if isinstance(v, str) else real.format(v)).rjust(width), width + 2)
     real, imaginary = NumberFormatter(torch.real(valid_values)), NumberFormatter(torch.imag(valid_values))
 
     def number(value: complex) -> str:
@@ -220,9 +245,9 @@ def _cells_of(valid_values: Tensor, all_valid: bool) -> _Cells:
         return f"{real.format(value.real)}{sign}{imaginary_part}j"
 
     # torch aligns the real parts alone.
-    width = 0 if all_valid else max((len(number(value)) for value in valid_values.tolist()), default=least)
+    width = 0 if least is None else max((len(number(value)) for value in valid_values.tolist()), default=least)
     return _Cells(
-        lambda v: (_HIDDEN if v is None else number(v)).rjust(width),
+        lambda v: (v if isinstance(v, str) else number(v)).rjust(width),
         max(width, real.width() + imaginary.width() + 1) + 2,
     )
 

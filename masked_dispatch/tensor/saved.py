@@ -41,17 +41,17 @@ def problem_of_dense(
     """The problem with the pieces of a dense masked tensor, None if they fit; no piece may itself be a `masked`."""
     return (
         _problem_of_tensor("data", data, masked)
-        or _problem_of_validity(validity, "data", data, masked)
+        or problem_of_validity(validity, "data", data, masked)
         or _problem_of_flags(data, requires_grad, is_parameter)
     )
 
 
 def problem_of_family(data: Tensor, validity: Tensor | None, memory: Tensor | None, masked: type[Tensor]) -> str | None:
     """The problem with the pieces of a view family, None if they fit."""
-    problem = _problem_of_tensor("data", data, masked) or _problem_of_validity(validity, "data", data, masked)
+    problem = _problem_of_tensor("data", data, masked) or problem_of_validity(validity, "data", data, masked)
     if problem or memory is None:
         return problem
-    problem = _problem_of_tensor("mask", memory, masked) or _problem_of_validity(memory, "mask", memory, masked)
+    problem = _problem_of_tensor("mask", memory, masked) or problem_of_validity(memory, "mask", memory, masked)
     span = ViewFamily(data, validity).span
     if problem is None and (memory.shape != (span,) or memory.device != data.device):
         where = f"{tuple(memory.shape)} on {memory.device}"
@@ -102,7 +102,7 @@ def problem_of_stored(
     """The problem with stored values, validity and index tensors, None if they fit."""
     return (
         _problem_of_tensor("values", values, masked)
-        or _problem_of_validity(validity, "values", values, masked)
+        or problem_of_validity(validity, "values", values, masked)
         or _problem_of_layout(layout, sizes, block)
         or _problem_of_pieces(layout_named(layout), sizes, pieces, block, values, masked)
         or _problem_of_indices(layout_named(layout), sizes, pieces, block, values)
@@ -126,22 +126,25 @@ def _problem_of_tensor(name: str, tensor: object, masked: type[Tensor]) -> str |
     return None
 
 
-def _problem_of_validity(validity: Tensor | None, of: str, data: Tensor, masked: type[Tensor]) -> str | None:
+def problem_of_validity(
+    validity: Tensor | None, of: str, data: Tensor, masked: type[Tensor], name: str = "validity"
+) -> str | None:
+    """The problem with an int8 boolean beside data, None if it fits."""
     if validity is None:
         return None
-    problem = _problem_of_tensor("validity", validity, masked)
+    problem = _problem_of_tensor(name, validity, masked)
     if problem:
         return problem
     if validity.dtype is not torch.int8:
-        return f"its validity has dtype {validity.dtype}, not int8"
+        return f"its {name} has dtype {validity.dtype}, not int8"
     if validity.ndim != data.ndim or any(n not in (1, m) for n, m in zip(validity.shape, data.shape, strict=True)):
-        return f"its validity has shape {tuple(validity.shape)}, which does not fit {of} of shape {tuple(data.shape)}"
+        return f"its {name} has shape {tuple(validity.shape)}, which does not fit {of} of shape {tuple(data.shape)}"
     if validity.device != data.device:
-        return f"its validity is on {validity.device} and its {of} on {data.device}"
-    if _has_values(validity) and validity.numel():
+        return f"its {name} is on {validity.device} and its {of} on {data.device}"
+    if has_values(validity) and validity.numel():
         least, most = (bound.item() for bound in validity.aminmax())
         if least < 0 or most > 1:
-            return f"its validity runs from {least} to {most}, and only 0 and 1 are allowed"
+            return f"its {name} runs from {least} to {most}, and only 0 and 1 are allowed"
     return None
 
 
@@ -154,7 +157,7 @@ def _problem_of_flags(data: Tensor, requires_grad: object, is_parameter: object)
     return None
 
 
-def _has_values(tensor: Tensor) -> bool:
+def has_values(tensor: Tensor) -> bool:
     """Whether we can read the values: not while tracing, not on the meta device."""
     return not being_traced(tensor) and tensor.device.type != "meta"
 
@@ -229,7 +232,7 @@ def _problem_of_indices(
     layout: Layout, sizes: tuple[int, ...], pieces: tuple[Tensor, ...], block: tuple[int, int] | None, values: Tensor
 ) -> str | None:
     """Find indices that are out of bounds, list an element twice or violate the layout's order."""
-    if not all(map(_has_values, pieces)):
+    if not all(map(has_values, pieces)):
         return None
     problem = layout.problem_of_indices(pieces, sizes, values.shape[0], block)
     if problem:

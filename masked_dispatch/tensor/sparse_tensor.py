@@ -16,7 +16,7 @@ from masked_dispatch.densify_policy import Policy, current
 from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.in_transform import InTransform
 from masked_dispatch.tensor.indexing import as_index_tensors, as_source
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, with_extent, wrap
 from masked_dispatch.tensor.messages import more_elements_than_int64, tangent_stored_otherwise
 from masked_dispatch.tensor.other_devices import check_stored_sparsely
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
@@ -216,8 +216,10 @@ class SparseMaskedTensor(MaskedTensor):
         return self.permuted_like_self(Sparse(Dense(values, validity), pattern))
 
     def permuted_like_self(self, base: Sparse) -> Sparse | Permuted:
-        """Permute a record from this tensor's stored order to the visible order of dimensions."""
-        return base if self._order is None else Permuted(base, self._order)
+        """A record in the visible order of dimensions, from one in this tensor's stored order; with its extent."""
+        if self._order is not None:
+            return Permuted(base, self._order, self._extent)
+        return base if self._extent is None else Sparse(base.values, base.pattern, self._extent)
 
     def replace_record(self, record: Sparse | Permuted) -> None:
         """Store another record with the same shape and order of dimensions."""
@@ -247,7 +249,7 @@ class SparseMaskedTensor(MaskedTensor):
         )
         make_data_pointer_raise(wrapper)
         wrapper._kept, wrapper._order = pieces, self._order
-        return wrapper
+        return with_extent(wrapper, self._extent)
 
     def share_memory_(self) -> MaskedTensor:
         """Move values, validity and index tensors to shared memory: other processes see writes to stored elements.
@@ -263,6 +265,7 @@ class SparseMaskedTensor(MaskedTensor):
 
     @never_compiled
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        self._check_no_extent("a pickle or a file")
         return saved_as("sparse", self._kept, self.requires_grad, getattr(self, "_is_param", False), self._order)
 
     @property
@@ -276,6 +279,7 @@ class SparseMaskedTensor(MaskedTensor):
     @never_compiled
     def __tensor_flatten__(self) -> tuple[list[str], Context]:  # type: ignore[override]
         # As for dense storage: no sizes, because the graph would guard on each; the registry's version.
+        self._check_no_extent("torch.compile")
         pattern = self._pattern
         names = ["_kept_values", *(["_kept_validity"] if self._kept_validity is not None else [])]
         names += ["_piece_0", "_piece_1"][: len(pattern.pieces)]
@@ -397,6 +401,8 @@ def wrap_sparse(
         refuse_too_large(record.shape)
         raise
     make_data_pointer_raise(wrapper)
+    if record.extent is not None:
+        wrapper._extent = record.extent
     if isinstance(record, Permuted):
         wrapper._order, record = record.order, record.base
     wrapper._kept = StoredPieces(record.values.data, record.values.full_validity, record.pattern)

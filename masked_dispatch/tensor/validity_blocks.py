@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from op_registry.extents.factors import conjunction, factors_of
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8
 from op_registry.sparse.coordinates import ravel, unravel
@@ -31,6 +32,7 @@ class ValidityBlocks:
     shape            the matrix's shape, in elements
     rows_per_block, columns_per_block  size of a block; the last blocks may be smaller
     valid, elements  number of valid and of all elements in each block, int64 of shape (blocks down, blocks across)
+    there            number of elements in each block at positions that are there
     """
 
     row_dims: int
@@ -39,11 +41,23 @@ class ValidityBlocks:
     columns_per_block: int
     valid: Tensor
     elements: Tensor
+    there: Tensor
 
     @property
     def shares(self) -> Tensor:
-        """The valid share of each block, float64 between 0 and 1."""
-        return self.valid.double() / self.elements
+        """The valid share of what is there in each block, float64 between 0 and 1."""
+        return self.valid.double() / self.there.clamp(min=1)
+
+    @property
+    def padding(self) -> Tensor:
+        """The share of each block that is not there."""
+        return 1 - self.there.double() / self.elements
+
+
+def extent_as_mask(record: AnyRecord) -> Dense | None:
+    """The record, valid where its positions are there; None if all are."""
+    there = conjunction(factors_of(record)) if isinstance(record, Dense) else None
+    return None if there is None else Dense(record.data, there)  # type: ignore[union-attr]
 
 
 def validity_blocks(
@@ -60,16 +74,21 @@ def validity_blocks(
     heights = torch.full((down,), per_row).clamp_(max=rows - torch.arange(down) * per_row)
     widths = torch.full((across,), per_column).clamp_(max=columns - torch.arange(across) * per_column)
     elements = heights[:, None] * widths
-    if not isinstance(record, Dense):
-        valid = _valid_of_sparse(record, split, per_row, per_column, (down, across))
-    elif record.validity is None:
-        valid = elements.clone()
-    elif columns > 1 and math.prod(record.validity.shape[split:]) == 1:  # all columns share one validity
-        rows_alone = record.validity.expand(*record.shape[:split], *record.validity.shape[split:])
-        valid = _valid_of_dense(rows_alone, split, per_row, 1, (down, 1)).cpu() * widths
-    else:
-        valid = _valid_of_dense(record.validity.expand(record.shape), split, per_row, per_column, (down, across))
-    return ValidityBlocks(split, (rows, columns), per_row, per_column, valid.cpu(), elements)
+
+    def valid_in(record: AnyRecord) -> Tensor:
+        if not isinstance(record, Dense):
+            return _valid_of_sparse(record, split, per_row, per_column, (down, across)).cpu()
+        validity = record.validity
+        if validity is None:
+            return elements.clone()
+        if columns > 1 and math.prod(validity.shape[split:]) == 1:  # all columns share one validity
+            rows_alone = validity.expand(*record.shape[:split], *validity.shape[split:])
+            return _valid_of_dense(rows_alone, split, per_row, 1, (down, 1)).cpu() * widths
+        return _valid_of_dense(validity.expand(record.shape), split, per_row, per_column, (down, across)).cpu()
+
+    extent = extent_as_mask(record)
+    there = elements if extent is None else valid_in(extent)
+    return ValidityBlocks(split, (rows, columns), per_row, per_column, valid_in(record), elements, there)
 
 
 def squarest(shape: torch.Size) -> int:

@@ -11,16 +11,15 @@ samples of length 0, except that what is reduced from one is invalid if it is no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from op_registry.bound import Bound
-from op_registry.conformance.compare import ROUNDING, difference, mask_difference
+from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.plain_torch import one_line, weighting
 from op_registry.conformance.ragged import Axes, Draw, Ragged
 from op_registry.conformance.randomness import start_random_numbers
@@ -28,7 +27,6 @@ from op_registry.conformance.subject import Observed, Subject
 from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.trial import Broken, NotAsked, RefusedRightly
 from op_registry.errors import MaskedSemanticsError
-from op_registry.schema import is_view
 
 # What gradients agree to, relative to the largest: a sum over samples has another order.
 _GRADIENTS = {torch.float64: 1e-7, torch.complex128: 1e-7}
@@ -153,7 +151,9 @@ def _same_results(ragged: Ragged, batch: Run, samples: Sequence[Run | Exception]
             name = f"result {result} of sample {n}"
             if isinstance(sample, Exception):
                 if _has_no_result(ragged, n) and bool(parts[1].any()):
-                    raise Broken(f"{name}: {int(parts[1].sum())} valid elements, and alone it raises {one_line(sample)}")
+                    raise Broken(
+                        f"{name}: {int(parts[1].sum())} valid elements, and alone it raises {one_line(sample)}"
+                    )
                 continue
             if result >= len(sample.results):  # a longer sample is split into more parts
                 if bool(parts[1].any()):
@@ -199,8 +199,8 @@ def _is_unclaimed(ragged: Ragged, result: Tensor) -> bool:
     if torch.Tag.nondeterministic_seeded in ragged.op.tags:
         return True
     first = next(iter(ragged.given.values()))
-    indices = result.dtype is torch.int64 and first.dtype is not torch.int64 and not ragged.op._schema.name.endswith(
-        _COUNTS
+    indices = (
+        result.dtype is torch.int64 and first.dtype is not torch.int64 and not ragged.op._schema.name.endswith(_COUNTS)
     )
     return indices and (ragged.draw.side != "right" or ragged.axes.role == "window")
 
@@ -227,8 +227,13 @@ def _same_gradients(
     for n, sample in enumerate(samples):
         if isinstance(sample, Exception):
             continue
-        scalar = _scalar([(r, n, data.reshape(-1), compared[r, n][1]) for r, (data, _) in enumerate(sample.results)
-                          if (r, n) in compared])
+        scalar = _scalar(
+            [
+                (r, n, data.reshape(-1), compared[r, n][1])
+                for r, (data, _) in enumerate(sample.results)
+                if (r, n) in compared
+            ]
+        )
         found = _gradients(subject, scalar, sample.operands, names)
         of_samples[n] = dict.fromkeys(names) if found is None else found
     scalar = _scalar(
@@ -258,9 +263,7 @@ def _gradients(
     return {n: None if g is None else subject.observe(g) for n, g in zip(names, found, strict=True)}
 
 
-def _same_gradient(
-    ragged: Ragged, name: str, got: Observed | None, of_samples: Mapping[int, Observed | None]
-) -> None:
+def _same_gradient(ragged: Ragged, name: str, got: Observed | None, of_samples: Mapping[int, Observed | None]) -> None:
     tensor = ragged.given[name]
     want = torch.zeros_like(tensor)
     for n, gradient in of_samples.items():

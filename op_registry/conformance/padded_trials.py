@@ -50,7 +50,10 @@ class PaddedTrial:
         if self.ragged is None:
             raise NotAsked(self.why)
         kind, name = option or ("", "")
-        subject, storage = (subject.modes()[name] if kind == "--mode" else subject), name if kind == "--storage" else None
+        subject, storage = (
+            (subject.modes()[name] if kind == "--mode" else subject),
+            name if kind == "--storage" else None,
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             batch_is_its_samples(subject, self.ragged, self.garbage, seed, storage)
@@ -94,7 +97,13 @@ def _samples(operator: Operator, dtype: torch.dtype, most: int | None, number: i
 
 
 def _of_call(
-    rule: Rule, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], made: Sample, dtype: torch.dtype, seed: int
+    rule: Rule,
+    op: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    made: Sample,
+    dtype: torch.dtype,
+    seed: int,
 ) -> Iterator[PaddedTrial]:
     call = Bound.of(rule, op, args, kwargs)
     if size_of_call(args, kwargs) > MOST_ELEMENTS or any(not _is_strided(t) for t in call.tensors.values()):

@@ -79,9 +79,7 @@ def axes_of(call: Bound, labels: Labels) -> list[Axes]:
     merged = {a for dims in labels.operands.values() for d in dims if isinstance(d, tuple) for a in d}
     kept = [{a for dim in dims for a in atoms(dim)} for dims in labels.results]
     found: dict[Any, Axes] = {}
-    batch = [
-        a for a, s in sizes.items() if a is not None and a not in labels.roles and a not in merged and s > 1
-    ]
+    batch = [a for a, s in sizes.items() if a is not None and a not in labels.roles and a not in merged and s > 1]
     batch = [a for a in batch if kept and all(a in result for result in kept)]
     if not batch:
         raise NoBatch("no dimension of more than one index is batch for it")
@@ -90,7 +88,9 @@ def axes_of(call: Bound, labels: Labels) -> list[Axes]:
             both = [
                 name
                 for name, dims in named.items()
-                if samples in dims and positions in dims and _full(call.tensors[name], dims, (samples, positions), sizes)
+                if samples in dims
+                and positions in dims
+                and _full(call.tensors[name], dims, (samples, positions), sizes)
             ]
             if positions in (samples, None) or positions in merged or size < 2 or not both:
                 continue

@@ -42,7 +42,7 @@ class Subject:
         mask: Tensor | None,
         there: Tensor,
         samples: int,
-        positions: int,
+        positions: int | list[int],
         requires_grad: bool = False,
     ) -> Any:
         """A masked value that knows which positions are there (P9).
@@ -50,7 +50,7 @@ class Subject:
         mask       bool, of the data's shape; None: what is there is valid
         there      bool, broadcastable to the data: which positions are there
         samples    the dimension whose indices are samples
-        positions  the dimension that numbers their positions
+        positions  the dimension that numbers their positions, or those that do
         """
         raise NotImplementedError
 

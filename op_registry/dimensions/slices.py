@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -95,13 +95,12 @@ class LastDims(Dimensions):
         """Whether a result has the first operand's dimensions; the first one always has."""
         return result < max(1, number_of_results(op) - self.statistics)
 
-    def sizes_match(self, op: OpOverload, named: Mapping[str, Any]) -> bool:
-        """Whether parameters, and the sizes that an argument lists, are those of a slice of the first operand."""
-        first, *parameters = tensors_in(op, named).values()
-        sizes = [tuple(p.shape) for p in parameters]
+    def sizes_match(self, shape: Sequence[int], parameters: Iterable[Any], named: Mapping[str, Any]) -> bool:
+        """Whether parameters, and the sizes that an argument lists, are those of a slice of a tensor of this shape."""
+        sizes = [p.shape for p in parameters if p is not None]
         if isinstance(self.count, str):
             sizes.append(tuple(named[self.count]))
-        return all(size and len(size) <= first.ndim and tuple(first.shape[-len(size) :]) == size for size in sizes)
+        return all(size and shape[-len(size) :] == size for size in sizes)
 
     def __str__(self) -> str:
         count = self.count if isinstance(self.count, int) else f"`{self.count}`"

@@ -11,7 +11,9 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
     remembered  the same calls again
     slices     views that leave positions out
     joins      operands one behind the other
+    batches    tensors that become samples of one
     samples    calls that act within each sample: flip, roll, gather to the front
+    plain      what is known of dimensions, in files and messages
 """
 
 from op_registry.extents.factors import Factor, along_dim, as_positions, factors_of

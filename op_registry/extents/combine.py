@@ -42,7 +42,7 @@ def combined(operands: Sequence[Sequence[Factor]], name: str) -> tuple[Factor, .
 def _both(a: Factor, b: Factor) -> Factor:
     if a.along == b.along and a.said is b.said:
         return a
-    along = tuple(_met(x, y) for x, y in zip(a.along, b.along, strict=True))
+    along = tuple(met(x, y) for x, y in zip(a.along, b.along, strict=True))
     assert a.said is not None
     assert b.said is not None
     return Factor(along, computed(_intersection, a.said, b.said))
@@ -54,7 +54,7 @@ def _intersection(a: Tensor, b: Tensor) -> Tensor:
     return found
 
 
-def _met(a: Along, b: Along) -> Along:
+def met(a: Along, b: Along) -> Along:
     """What is known where both factors are."""
     if a == b:
         return a

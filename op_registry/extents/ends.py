@@ -11,11 +11,15 @@ told = 0
 
 
 def batch_end(call: str, instead: str) -> None:
-    """A view shows an end of the batch along a dimension that numbers positions of samples."""
+    """A view shows an end of the batch along a dimension that numbers positions of samples.
+
+    call     what the caller wrote, without numbers that vary in a loop: a line is told once
+    instead  what has each sample's own
+    """
     global told
     told += 1
     text = (
-        f"{call} is the batch's end, where shorter samples have padding. {instead} has each sample's own; "
+        f"{call} is an end of the batch, where shorter samples have padding. {instead} takes each sample's own; "
         "x.without_extent() says that the batch's is meant."
     )
     for tell in listeners:

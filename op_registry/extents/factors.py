@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.extents import stored
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.sparse.permuted import AnyRecord, Permuted
+from op_registry.sparse.record import Sparse
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,10 @@ class Extent:
         """Whether `dim` (not negative) numbers positions."""
         return any(numbers_positions(factor.along[dim]) for factor in self.factors)
 
+    def depends_on_last(self, dims: int) -> bool:
+        """Whether a factor depends on one of the last dimensions."""
+        return any(along is not None for factor in self.factors for along in factor.along[-dims:])
+
     @property
     def positions(self) -> tuple[int, ...]:
         """The dimensions that number positions."""
@@ -183,7 +190,7 @@ _numbers: dict[Any, int] = {}
 _counting = threading.Lock()
 
 
-def factors_of(record: Dense) -> tuple[Factor, ...]:
+def factors_of(record: AnyRecord) -> tuple[Factor, ...]:
     """The factors of a record's extent, each with its boolean; none where it has no extent."""
     extent = record.extent
     if extent is None:
@@ -191,10 +198,13 @@ def factors_of(record: Dense) -> tuple[Factor, ...]:
     return tuple([replace(f, said=said_of(record, f)) if f.said is None else f for f in extent.factors])
 
 
-def said_of(record: Dense, factor: Factor) -> Tensor | Boolean:
+def said_of(record: AnyRecord, factor: Factor) -> Tensor | Boolean:
     """The boolean of a record's factor."""
     if factor.said is not None:
         return factor.said
+    if not isinstance(record, Dense):
+        gone = [d for d, known in enumerate(factor.along) if known is None]
+        return stored.validity_over(record, gone)
     as_factor = functools.partial(_as_factor, record.validity, record.shape, record.device, factor.along)
     return as_factor() if being_traced(record.data) else Boolean(as_factor, ())
 
@@ -228,7 +238,7 @@ def conjunction(factors: Sequence[Factor]) -> Tensor | None:
     return there
 
 
-def there(record: Dense) -> Tensor:
+def there(record: AnyRecord) -> Tensor:
     """bool of the record's shape: which positions are there."""
     found = conjunction(factors_of(record))
     if found is None:
@@ -236,7 +246,7 @@ def there(record: Dense) -> Tensor:
     return as_bool(found).expand(record.shape)
 
 
-def along_dim(record: Dense, dim: int) -> Tensor | None:
+def along_dim(record: AnyRecord, dim: int) -> Tensor | None:
     """int8: which indices of `dim` are positions that are there, by those factors that depend on it; None: all are."""
     return conjunction([f for f in factors_of(record) if f.along[dim] is not None])
 
@@ -248,3 +258,21 @@ def extent_of(factors: Sequence[Factor], is_mask: bool) -> Extent | None:
     if is_mask and len(factors) == 1:
         return Extent((replace(factors[0], said=None),), True)
     return Extent(tuple(factors), is_mask)
+
+
+def with_extent(record: AnyRecord, extent: Extent | None) -> Any:
+    """The same record with this extent."""
+    if isinstance(record, Dense):
+        return Dense(record.data, record.validity, extent)
+    if isinstance(record, Sparse):
+        return Sparse(record.values, record.pattern, extent)
+    return Permuted(record.base, record.order, extent)
+
+
+def confined(record: AnyRecord, there: Tensor | None) -> Any:
+    """The record without its extent, valid where it is there, too."""
+    if there is None:
+        return with_extent(record, None)
+    if isinstance(record, Dense):
+        return Dense(record.data, intersect(record.validity, there))
+    return stored.masked(record, there)

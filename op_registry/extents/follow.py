@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
-
-from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions import Dimension, Label, Labels
@@ -20,19 +19,34 @@ from op_registry.extents.factors import (
 from op_registry.extents.regroup import carried
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
+from op_registry.sparse.permuted import AnyRecord, Permuted
+from op_registry.sparse.record import Sparse
+
+# A record of any storage.
+RECORDS = (Dense, Sparse, Permuted)
 
 # Roles of dimensions along which a result is valid only where its operands are.
 _KEEPING = frozenset({"each", "scanned", "contracted", "reduced", "parameter"})
 
 
-def records_of(call: Bound) -> dict[str, Dense]:
+def records_of(call: Bound) -> dict[str, Any]:
     """The records among a call's tensors, by name."""
-    return {name: t for name, t in call.tensors.items() if isinstance(t, Dense)}
+    return {name: t for name, t in call.tensors.items() if isinstance(t, RECORDS)}
 
 
-def only_padded(records: Mapping[str, Dense]) -> bool:
+def is_all_valid(record: AnyRecord) -> bool:
+    """Whether a record stores every element and no validity."""
+    return isinstance(record, Dense) and record.validity is None
+
+
+def any_stored(call: Bound) -> bool:
+    """Whether a record is stored sparsely."""
+    return any(isinstance(t, (Sparse, Permuted)) for t in call.tensors.values())
+
+
+def only_padded(records: Mapping[str, AnyRecord]) -> bool:
     """Whether what is valid in every operand is what is there."""
-    return all(r.validity is None if r.extent is None else r.extent.is_mask for r in records.values())
+    return all(is_all_valid(r) if r.extent is None else r.extent.is_mask for r in records.values())
 
 
 def sizes_of(call: Bound, labels: Labels) -> dict[Label, int]:
@@ -68,7 +82,7 @@ def followed(call: Bound, labels: Labels, result: Any) -> Any:
     grows = not _KEEPING.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
 
     def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
-        if not isinstance(record, Dense):
+        if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):
             return record
         operands = [
             [f for f in _carried(factors, labels.operands[name], dims, sizes, records[name], record) if f is not None]
@@ -84,8 +98,8 @@ def _carried(
     operand: Sequence[Dimension],
     dims: Sequence[Dimension],
     sizes: Mapping[Label, int],
-    record: Dense,
-    result: Dense,
+    record: AnyRecord,
+    result: AnyRecord,
 ) -> list[Factor | None]:
     known = dict(zip(dims, result.shape, strict=False))
     broadcast: frozenset[Any] = frozenset(
@@ -93,6 +107,9 @@ def _carried(
         for dim, size in zip(operand, record.shape, strict=True)
         if known_to_hold(size == 1) and dim in known and not known_to_hold(known[dim] == 1)
     )
+    device = result.device
+    if device != record.device:
+        factors = [factor.moved_by(lambda there: there.to(device)) for factor in factors]
     return [carried(factor, operand, dims, sizes, broadcast) for factor in factors]
 
 
@@ -104,33 +121,27 @@ def _has_empty(labels: Labels, sizes: Mapping[Label, int]) -> bool:
     )
 
 
-def there_says_all(records: Mapping[str, Dense]) -> bool:
+def there_says_all(records: Mapping[str, AnyRecord]) -> bool:
     """Whether factors say of each operand what is valid (not so what was reduced from samples of length 0)."""
-    return all(r.validity is None or (r.extent is not None and r.extent.factors) for r in records.values())
+    return all(is_all_valid(r) or (r.extent is not None and r.extent.factors) for r in records.values())
 
 
-class Outcome(Dense):
-    """A result whose validity is still that of the rule.
+# How the validity of a result follows: "kept" as it is; "both" valid where it is there, too; "there" where it is there;
+# "part" as "both", for a view whose mask hides more than that part of its base's mask.
+Mask = Literal["kept", "both", "there", "part"]
 
-    mask  how its validity follows: "kept" as it is; "both" valid where it is there, too; "there" where it is there;
-          "part" as "both", for a view whose mask hides more than that part of its base's mask
-    """
 
-    __slots__ = ("mask",)
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A result of a rule, whose validity is still the rule's; its extent, and how its validity follows from that."""
 
-    def __init__(
-        self,
-        data: Tensor,
-        validity: Tensor | None,
-        extent: Extent | None,
-        mask: Literal["kept", "both", "there", "part"] = "kept",
-    ) -> None:
-        super().__init__(data, validity, extent)
-        self.mask = mask
+    record: AnyRecord
+    extent: Extent | None
+    mask: Mask = "kept"
 
 
 def with_factors(
-    record: Dense, factors: Sequence[Factor], padded: bool, grows: bool = True, whole: bool = False
+    record: AnyRecord, factors: Sequence[Factor], padded: bool, grows: bool = True, whole: bool = False
 ) -> Outcome:
     """A result with the extent of these factors.
 
@@ -138,13 +149,13 @@ def with_factors(
     grows   whether the result may be valid where it is not there
     whole   whether a padded result is valid wherever it is there
     """
-    mask: Literal["kept", "both", "there"] = "kept"
+    mask: Mask = "kept"
     if grows and factors:
-        mask = "there" if padded and whole else "both"
-    if mask == "kept" or not padded or len(factors) != 1:
-        return Outcome(record.data, record.validity, extent_of(factors, padded), mask)
-    # (its factor has to say what is there until the mask does)
-    return Outcome(record.data, record.validity, Extent(tuple(factors), is_mask=True), mask)
+        mask = "there" if padded and whole and isinstance(record, Dense) else "both"
+    if mask == "kept":
+        return Outcome(record, extent_of(factors, padded))
+    # (factors say what is there until the mask does)
+    return Outcome(record, Extent(tuple(factors), padded), mask)
 
 
 def for_each_result(result: Any, dims: Sequence[Any], change: Callable[[Any, Any], Any]) -> Any:
@@ -177,6 +188,6 @@ def depends_at(call: Bound, labels: Labels, role: str) -> bool:
     )
 
 
-def without(record: Dense, dims: Sequence[int]) -> tuple[Factor, ...]:
+def without(record: AnyRecord, dims: Sequence[int]) -> tuple[Factor, ...]:
     """The factors of a record that depend on none of these dimensions."""
     return tuple(f for f in factors_of(record) if all(f.along[d] is None for d in dims))

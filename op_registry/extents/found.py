@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from op_registry.extents import stored
 from op_registry.extents.factors import (
     PREFIX,
     SAMPLES,
@@ -15,13 +17,18 @@ from op_registry.extents.factors import (
     Extent,
     Factor,
     Positions,
+    confined,
     conjunction,
     extent_of,
     narrowed,
+    with_extent,
 )
+from op_registry.extents.follow import is_all_valid
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import may_be_read
-from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.records.validity import as_bool, as_int8
+from op_registry.sparse.permuted import AnyRecord, keeps_dims_in_view, shown
+from op_registry.sparse.record import Sparse
 
 
 def prefix_along(record: Dense, dim: int) -> Dense:
@@ -30,14 +37,13 @@ def prefix_along(record: Dense, dim: int) -> Dense:
     return Dense(record.data, record.validity, Extent((Factor(along),), is_mask=True))
 
 
-def padded(record: Dense, extent: Tensor | None, dims: Sequence[int] | None, samples: int = 0) -> Dense:
+def padded(record: AnyRecord, extent: Tensor | None, dims: Sequence[int] | None, samples: int = 0) -> Any:
     """The record with the extent that is given (None: its mask), whose samples are numbered by a dimension, and their
     positions by `dims` (None: by all others in which it varies).
 
     Where booleans of one dimension each say the same, the extent has a factor for each.
     """
-    is_mask = extent is None
-    given = record.full_validity if extent is None else as_int8(extent)
+    given = _validity(record) if extent is None else as_int8(extent)
     there = torch.ones([1] * record.ndim, dtype=torch.int8, device=record.device) if given is None else given
     there = there.expand(record.shape)
     rest = [d for d in range(record.ndim) if d != samples]
@@ -55,9 +61,42 @@ def padded(record: Dense, extent: Tensor | None, dims: Sequence[int] | None, sam
     assert joint is not None
     if len(factors) > 1 and may_be_read(there) and not bool((joint == there).all()):
         factors = [_factor(there, tuple(found), samples)]
-    validity = record.validity if extent is None else intersect(record.validity, there)
-    is_mask = is_mask or record.validity is None
-    return Dense(record.data, validity, extent_of(factors, is_mask))
+    is_mask = extent is None or is_all_valid(record)
+    return with_extent(record if extent is None else confined(record, there), extent_of(factors, is_mask))
+
+
+def _validity(record: AnyRecord) -> Tensor | None:
+    """int8 that broadcasts to the record: where it is valid. Small for a packed batch of whole rows, see below."""
+    if isinstance(record, Dense):
+        return record.full_validity
+    base, groups = shown(record)
+    whole = base.values.validity is None
+    inner = [dim for dim, group in enumerate(groups) if whole and all(d >= base.pattern.ndim for d in group)]
+    return stored.validity_over(record, inner).expand(record.shape)
+
+
+def stores_whole_rows(record: AnyRecord) -> bool:
+    """Whether a record is a packed batch, all of whose rows are valid as wholes."""
+    if isinstance(record, Dense):
+        return False
+    base, _ = shown(record)
+    return keeps_dims_in_view(base.pattern) and base.values.validity is None
+
+
+# Whether packed storage of a tensor that does not know which of its positions are there says so: its rows.
+PACKED_ROWS_ARE_THERE = False
+
+
+def of_packed(record: Sparse) -> Sparse:
+    """A packed batch whose rows are what is there, if packing says so.
+
+    The boolean is the pattern of rows itself where all of a row is valid.
+    """
+    if not PACKED_ROWS_ARE_THERE:
+        return record
+    rows = stored.validity_over(Sparse(Dense(record.values.data), record.pattern), list(range(2, record.ndim)))
+    along: tuple[Along, ...] = (SAMPLES, layout_of(rows, 1), *(None for _ in record.dense_sizes))
+    return Sparse(record.values, record.pattern, extent_of([Factor(along, rows)], record.values.validity is None))
 
 
 def _varies(there: Tensor, dim: int) -> bool:

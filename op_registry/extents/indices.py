@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from op_registry.bound import Bound
-from op_registry.dimensions import AtIndices, Indexed, Label, Labels, atoms
+from op_registry.dimensions import AtIndices, Elementwise, Indexed, Label, Labels, atoms
 from op_registry.extents.combine import combined
-from op_registry.extents.factors import Along, Factor, conjunction, factors_of, narrowed, without_order
-from op_registry.extents.follow import followed, only_padded, records_of, refuse, sizes_of, with_factors
+from op_registry.extents.factors import Along, Extent, Factor, conjunction, factors_of, narrowed, without_order
+from op_registry.extents.follow import any_stored, followed, only_padded, records_of, refuse, sizes_of, with_factors
 from op_registry.extents.regroup import carried
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8, intersect
 from op_registry.rule import Run
+from op_registry.sparse.record import NotLowered
 
 
 def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
@@ -29,6 +30,8 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
     hidden = [f for f in factors_of(record) if any(f.along[d] is not None for d in indexed)]
     if not hidden:
         return followed(call, labels, call.applied(run))
+    if any_stored(call):
+        raise NotLowered("it reads at positions of samples, on dense storage")
     readable = Dense(record.data, record.validity)  # (mask within extent: what is not there is invalid)
     result: Dense = call.with_(**{first: readable}).applied(run)
     sizes, dims = sizes_of(call, labels), labels.results[0]
@@ -77,6 +80,8 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
 
     What is written where none is, is dropped; and a source writes nothing from positions that it does not have.
     """
+    if isinstance(call.rule.dims, Elementwise):
+        return _copied(call, labels, run)
     records = records_of(call)
     first, record = next(iter(records.items()))
     if record.extent is None or any(r.extent is not None for n, r in records.items() if n != first):
@@ -85,8 +90,18 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     factors: Sequence[Factor] = factors_of(record)
     if not factors:
         return result
-    validity = intersect(result.validity, conjunction(factors))
-    return with_factors(Dense(result.data, validity), factors, padded=False, grows=False)
+    return with_factors(result, factors, padded=False)
+
+
+def _copied(call: Bound, labels: Labels, run: Run) -> Any:
+    """What is written over a whole operand, at the positions that both have."""
+    first, record = next(iter(records_of(call).items()))
+    factors = factors_of(record)
+    there = conjunction(factors)
+    copied = call.applied(run)
+    # Nothing is left of what was invalid before.
+    before = Dense(record.data, there, Extent(factors, is_mask=True) if factors else None)
+    return followed(call.with_(**{first: before}), labels, Dense(copied.data, intersect(copied.validity, there)))
 
 
 def _from_what_is_there(call: Bound, labels: Labels, records: Any, first: str) -> Bound:

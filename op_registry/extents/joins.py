@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,26 +24,24 @@ from op_registry.extents.factors import (
     numbers_positions,
 )
 from op_registry.extents.follow import only_padded, records_of, there_says_all, with_factors
-from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8, unite
 from op_registry.rule import Run
 
 
-def joined(call: Bound, labels: Labels, run: Run) -> Dense:
+def joined(call: Bound, labels: Labels, run: Run) -> Any:
     """The result of a join.
 
     Along a dimension on which no extent depends, extents intersect. Along others, they lie end to end, and a part
     without an extent is there, in the other dimensions, wherever another part is.
     """
-    result: Dense = call.applied(run)
+    result = call.applied(run)
     records = records_of(call)
     stacked = bool(getattr(call.rule.dims, "stacked", False))
     dim = call["dim"] % result.ndim
     parts = [
         _Part(
             [_with_new(f, dim) for f in factors_of(r)] if stacked else list(factors_of(r)),
-            r,
             1 if stacked else r.shape[dim],
         )
         for r in records.values()
@@ -69,8 +68,8 @@ def joined(call: Bound, labels: Labels, run: Run) -> Dense:
 class _Part:
     """An operand of a join: its factors, with the result's dimensions, and its size along the join."""
 
-    def __init__(self, factors: list[Factor], record: Dense, size: int) -> None:
-        self.factors, self.record, self.size = factors, record, size
+    def __init__(self, factors: list[Factor], size: int) -> None:
+        self.factors, self.size = factors, size
 
 
 def _with_new(factor: Factor, dim: int) -> Factor:

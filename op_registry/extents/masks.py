@@ -3,43 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
-from op_registry.extents.factors import Extent, Factor, extent_of, factors_of
+from op_registry.extents.factors import Along, Extent, Factor, Merged, Positions, extent_of, factors_of, with_extent
 from op_registry.records.dense import Dense
 from op_registry.records.validity import intersect
+from op_registry.sparse.permuted import AnyRecord, shown
 
 
-def under(record: Dense, data: Tensor, validity: Tensor | None, other: Dense | None = None) -> Dense:
+def under(record: Dense, data: Tensor, validity: Tensor | None, other: AnyRecord | None = None) -> Dense:
     """`data` under the record's mask and `validity`; its extent is the record's, and what `other` has of it."""
     found = intersect(record.validity, validity)
+    unchanged = record.extent is not None and record.extent.is_mask and found is record.validity
+    return Dense(data, found, extent_under(record, other, unchanged))
+
+
+def extent_under(record: AnyRecord, other: AnyRecord | None = None, unchanged: bool = False) -> Extent | None:
+    """The extent of a record under another mask: its own, and what `other` has of it.
+
+    unchanged  whether what is valid is still all that is there
+    """
     if record.extent is None and (other is None or other.extent is None):
-        return Dense(data, found)
+        return None
     factors = factors_of(record)
     if other is not None and other.extent is not None:
         factors = combined([factors, _led(other, record.ndim)], "mask_like")
-    unchanged = record.extent is not None and record.extent.is_mask and found is record.validity
-    return Dense(data, found, extent_of(factors, is_mask=unchanged))
+    return extent_of(factors, is_mask=unchanged)
 
 
-def _led(record: Dense, ndim: int) -> list[Factor]:
+def _led(record: AnyRecord, ndim: int) -> list[Factor]:
     """The factors of a record with dimensions of size 1 in front."""
     lead = (None,) * (ndim - record.ndim)
     return [Factor((*lead, *f.along), f.there[lead]) for f in factors_of(record) if f.there is not None]
 
 
-def united(total: Dense, records: Sequence[Dense]) -> Dense:
+def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
     """A sum of what is valid: a position is there where one operand's is."""
     extents: list[Extent | None] = [record.extent for record in records]
     if all(extent is None for extent in extents) or any(e is None for e in extents):
         return total  # a tensor without an extent is there everywhere
-    if all(extent is extents[0] for extent in extents) and all(r.validity is records[0].validity for r in records):
-        return Dense(total.data, total.validity, extents[0])
+    if all(extent is extents[0] for extent in extents) and all(_same_mask(r, records[0]) for r in records):
+        return with_extent(total, extents[0])
     given = [factors_of(record) for record in records]
     first = given[0]
+    if not any(given):  # reduced from samples, of which some are empty
+        return with_extent(total, extent_of((), all(e is not None and e.is_mask for e in extents)))
     if any(len(factors) != 1 or factors[0].along != first[0].along for factors in given) or len(first) != 1:
         raise MaskedSemanticsError(
             "accumulate: its operands know by different dimensions which of their positions are there. Sum tensors "
@@ -49,4 +61,27 @@ def united(total: Dense, records: Sequence[Dense]) -> Dense:
     for factors in given[1:]:
         other = factors[0].there
         there = other if there is None or other is None else there | other
-    return Dense(total.data, total.validity, extent_of([Factor(first[0].along, there)], is_mask=False))
+    known = known_of_union(first[0].along)
+    return with_extent(total, extent_of([Factor(known, there)], is_mask=False))
+
+
+def _same_mask(a: AnyRecord, b: AnyRecord) -> bool:
+    """Whether two records are known to be valid at the same places."""
+    if isinstance(a, Dense) or isinstance(b, Dense):
+        return isinstance(a, Dense) and isinstance(b, Dense) and a.validity is b.validity
+    (x, _), (y, _) = shown(a), shown(b)
+    return x.pattern is y.pattern and x.values.validity is None and y.values.validity is None
+
+
+def known_of_union(along: Sequence[Along]) -> tuple[Along, ...]:
+    """What is known where one boolean or another of these is: the first positions, but no longer positions in a row."""
+    return tuple(map(_of_union, along))
+
+
+def _of_union(along: Along) -> Along:
+    if isinstance(along, Merged):
+        return Merged(tuple((size, _of_union(part)) for size, part in along.parts))
+    if isinstance(along, Positions) and not along.is_prefix:
+        parts = tuple((size, _of_union(part)) for size, part in along.parts)
+        return Positions(contiguous=False, from_start=along.from_start, parts=parts)
+    return along

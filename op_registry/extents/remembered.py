@@ -14,14 +14,14 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.extents import ends
-from op_registry.extents.factors import Boolean, Extent, Factor, conjunction, extent_of, said_of
-from op_registry.extents.follow import Outcome
+from op_registry.extents.factors import Boolean, Extent, Factor, confined, conjunction, extent_of, said_of, with_extent
+from op_registry.extents.follow import Mask, Outcome
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import intersect
 from op_registry.rule import Rule, Run
 
 # Extents of a call's results, with how their masks follow; None for a result without one.
-Plan = list["tuple[Extent | None, str] | None"]
+Plan = list["tuple[Extent | None, Mask] | None"]
 _plans: dict[Any, Plan] = {}
 _MOST = 8192
 
@@ -69,7 +69,7 @@ def _key(values: Sequence[Any], records: list[Dense]) -> tuple[Any, ...] | None:
             records.append(value)
             extent = value.extent
             known = (value.validity is None) if extent is None else extent.number + 2
-            key += (value.data.shape, known)
+            key += (value.data.shape, value.data.device, known)
         elif type(value) in _STATIC:
             key.append(value)
         elif type(value) is float:
@@ -149,18 +149,13 @@ def _first(
     if quiet and all(_is_of(r, o) for r, o in zip(raw, outcomes, strict=True)):
         if len(_plans) > _MOST:
             _plans.clear()
-        _plans[key] = [(o.extent, getattr(o, "mask", "kept")) if isinstance(o, Dense) else None for o in outcomes]
+        _plans[key] = [(o.extent, o.mask) if isinstance(o, Outcome) else None for o in outcomes]
     return _each(result, finished)
 
 
 def _is_of(raw: Any, outcome: Any) -> bool:
-    """Whether a result has the rule's own data and validity."""
-    return raw is outcome or (
-        isinstance(raw, Dense)
-        and isinstance(outcome, Dense)
-        and raw.data is outcome.data
-        and raw.validity is outcome.validity
-    )
+    """Whether a result is the rule's own."""
+    return raw is (outcome.record if isinstance(outcome, Outcome) else outcome)
 
 
 def _flat(result: Any) -> list[Any]:
@@ -176,7 +171,7 @@ def _each(result: Any, change: Callable[[Any], Any]) -> Any:
     return change(result)
 
 
-def _as_planned(result: Any, told: tuple[Extent | None, str] | None, records: Sequence[Dense]) -> Any:
+def _as_planned(result: Any, told: tuple[Extent | None, Mask] | None, records: Sequence[Dense]) -> Any:
     if told is None or not isinstance(result, Dense) or any(result is record for record in records):
         return result
     extent, mask = told
@@ -187,7 +182,7 @@ def _as_planned(result: Any, told: tuple[Extent | None, str] | None, records: Se
     if mask == "kept":
         result.extent = extent
         return result
-    return finished(Outcome(result.data, result.validity, extent, mask))  # type: ignore[arg-type]
+    return finished(Outcome(result, extent, mask))
 
 
 def _replayed(said: Tensor | Boolean | None, records: Sequence[Dense], made: dict[int, Any]) -> Any:
@@ -211,10 +206,13 @@ def finished(result: Any) -> Any:
     """A result whose validity agrees with its extent."""
     if not isinstance(result, Outcome):
         return result
-    extent, mask = result.extent, result.mask
+    record, extent, mask = result.record, result.extent, result.mask
     if extent is None or mask == "kept":
-        return Dense(result.data, result.validity, extent)
+        return with_extent(record, extent)
     there = conjunction(extent.factors)
-    validity = there if mask == "there" else intersect(result.validity, there)
+    extent = extent_of(extent.factors, extent.is_mask)
+    if not isinstance(record, Dense):
+        return with_extent(confined(record, there), extent)
+    validity = there if mask == "there" else intersect(record.validity, there)
     kind = PartOfEach if mask == "part" else Dense
-    return kind(result.data, validity, extent_of(extent.factors, extent.is_mask))
+    return kind(record.data, validity, extent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch._ops import OpOverload
@@ -10,22 +10,34 @@ from torch._ops import OpOverload
 from op_registry.bound import Bound
 from op_registry.dimensions import AtIndices, Indexed, Joined, Labels, OfSizes, Reshaped, View
 from op_registry.extents import indices, joins, samples, slices
-from op_registry.extents.follow import depends_at, followed, refuse, roles_of_positions
+from op_registry.extents.follow import RECORDS, any_stored, depends_at, followed, refuse, roles_of_positions
 from op_registry.extents.remembered import remembered
-from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY
+from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY, REFUSED
 from op_registry.laws.whole_slices import WHOLE_SLICES
 from op_registry.rule import Rule, Run
+from op_registry.sparse.record import NotLowered
 
 # Runs a call with the labels of its dimensions, and gives the results their extents.
 Follower = Callable[[Bound, Labels, Run], Any]
 
 
+def has_extent(values: Iterable[object]) -> bool:
+    """Whether a record in `values`, or in lists in it, knows which of its positions are there."""
+    for v in values:
+        if isinstance(v, RECORDS):
+            if v.extent is not None:
+                return True
+        elif isinstance(v, (list, tuple)) and has_extent(v):
+            return True
+    return False
+
+
 def run_with_extents(run: Run, rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """The results of a rule's run, with the extents that follow from the operands'.
 
-    Raises MaskedSemanticsError where this is not certain.
+    Raises MaskedSemanticsError where this is not certain, NotLowered where it needs dense storage.
     """
-    if rule.category is QUERY or isinstance(rule.dims, OfSizes):
+    if rule.category in (QUERY, REFUSED) or isinstance(rule.dims, OfSizes):
         return run(*args, **kwargs)
     return remembered(run, rule, op, args, kwargs, _outcome)
 
@@ -38,7 +50,10 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
         dims = rule.dims
         why = "its rule does not state its dimensions" if dims is None else f"of its dimensions, {dims}"
         raise refuse(call, why)
-    return _follower(call, labels)(call, labels, run)
+    follower = _follower(call, labels)
+    if follower in _ON_DENSE and any_stored(call):
+        raise NotLowered("it works within each sample, on dense storage")
+    return follower(call, labels, run)
 
 
 def _follower(call: Bound, labels: Labels) -> Follower:
@@ -74,3 +89,7 @@ def _follower(call: Bound, labels: Labels) -> Follower:
 
 def _ordinary(call: Bound, labels: Labels, run: Run) -> Any:
     return followed(call, labels, call.applied(run))
+
+
+# What moves elements of dense records.
+_ON_DENSE = frozenset({samples.moved, samples.windowed, slices.unfolded})

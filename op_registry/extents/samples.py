@@ -29,11 +29,13 @@ from op_registry.extents.factors import (
     numbers_positions,
     without_order,
 )
-from op_registry.extents.follow import only_padded, records_of, refuse, sizes_of, with_factors
+from op_registry.extents.follow import any_stored, only_padded, records_of, refuse, sizes_of, with_factors
 from op_registry.extents.regroup import carried
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Rule, Run
+from op_registry.sparse.permuted import AnyRecord
+from op_registry.sparse.record import NotLowered
 
 # How windows run on samples cropped to their extent: rules of op_registry.ops, by overload.
 WITHIN_SAMPLES: dict[Any, Rule] = {}
@@ -140,10 +142,12 @@ def _moved_along(call: Bound, record: Dense, dim: int, shift: int) -> Dense:
     return _within(record, dim, lambda rank, count: (rank - shift) % count.clamp(min=1))
 
 
-def reshaped(call: Bound, labels: Labels, run: Run) -> Dense:
+def reshaped(call: Bound, labels: Labels, run: Run) -> Any:
     """The same elements in other sizes: what is merged can be split again."""
     record = next(iter(call.tensors.values()))
-    result: Dense = call.applied(run)
+    result = call.applied(run)
+    if result is record:
+        return result
     factors = [regroup.reshaped(f, record.shape, result.shape) for f in factors_of(record)]
     return with_factors(result, factors, record.extent.is_mask, grows=False)
 
@@ -173,7 +177,7 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
         kept = [*(f for f in factors if f.along[dim] is None), Factor(known, prefix)]
     is_mask = only_padded(records_of(call))
 
-    def of_result(result: Dense) -> Dense:
+    def of_result(result: AnyRecord) -> Any:
         size = result.shape[dim]
         cut = [
             f if f.along[dim] is None or f.there is None else replace(f, said=f.there.narrow(dim, 0, size))
@@ -187,12 +191,12 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
 # -------------------------------------------------------------------------------------------------------------- choices
 
 
-def chosen(call: Bound, labels: Labels, run: Run) -> Dense:
+def chosen(call: Bound, labels: Labels, run: Run) -> Any:
     """`where`: along positions as elementwise; whether the sample is there follows the branch that is chosen."""
     records = records_of(call)
     sizes = sizes_of(call, labels)
     (dims,) = labels.results
-    result: Dense = call.applied(run)
+    result = call.applied(run)
 
     def factors(name: str) -> list[Factor]:
         record = records[name]
@@ -208,12 +212,14 @@ def chosen(call: Bound, labels: Labels, run: Run) -> Dense:
     of_sample = [[f for f in each if not f.positions] for each in branches]
     if not any(of_sample):
         return with_factors(result, combined([condition, *branches], call.rule.name), only_padded(records))
+    if any_stored(call):
+        raise NotLowered("whether a sample is there follows the branch that it chooses, on dense storage")
     of_positions = [[f for f in each if f.positions] for each in branches]
     found = [*combined([condition, *of_positions], call.rule.name), _of_chosen(call, of_sample, result)]
     return with_factors(result, found, is_mask_of_choice(records))
 
 
-def is_mask_of_choice(records: Mapping[str, Dense]) -> bool:
+def is_mask_of_choice(records: Mapping[str, AnyRecord]) -> bool:
     return False if any(r.extent is not None for r in records.values()) else only_padded(records)
 
 

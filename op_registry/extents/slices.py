@@ -30,6 +30,7 @@ from op_registry.extents.follow import Outcome, for_each_result, refuse
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.rule import Run
+from op_registry.sparse.permuted import AnyRecord
 
 _TO_THE_END = 2**62
 
@@ -63,7 +64,11 @@ class Cut:
     def __str__(self) -> str:
         bound = "" if self.stop >= _TO_THE_END else self.stop
         inside = f"{self.start or ''}:{bound}{'' if self.step == 1 else f':{self.step}'}" if self.kept else self.start
-        return f"x[{':, ' * self.dim}{inside}]"
+        return f"{self.before}{inside}]"
+
+    @property
+    def before(self) -> str:
+        return f"x[{':, ' * self.dim}"
 
 
 def selected(call: Bound, labels: Labels, run: Run) -> Any:
@@ -77,7 +82,7 @@ def selected(call: Bound, labels: Labels, run: Run) -> Any:
     pieces = iter(cuts_of(call, record))
     results = call.applied(run)
 
-    def of_result(result: Dense, _: object) -> Dense:
+    def of_result(result: AnyRecord, _: object) -> Any:
         factors, hides = list(factors_of(record)), False
         for cut in next(pieces):  # the last dimension first: those before keep their places
             for n, factor in enumerate(factors):
@@ -87,55 +92,55 @@ def selected(call: Bound, labels: Labels, run: Run) -> Any:
         if not factors:
             return result
         if hides:
-            return Outcome(result.data, result.validity, Extent(tuple(factors), record.extent.is_mask), "part")
-        return Outcome(result.data, result.validity, extent_of(factors, record.extent.is_mask))
+            return Outcome(result, Extent(tuple(factors), record.extent.is_mask), "part")
+        return Outcome(result, extent_of(factors, record.extent.is_mask))
 
     return for_each_result(results, labels.results, of_result)
 
 
-def _dim(call: Bound, record: Dense, name: str = "dim") -> int:
+def _dim(call: Bound, record: AnyRecord, name: str = "dim") -> int:
     return int(call[name]) % record.ndim
 
 
-def _slice(call: Bound, record: Dense) -> list[list[Cut]]:
+def _slice(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     start, end = call["start"], call["end"]
     stop = _TO_THE_END if end is None else end
     return [[Cut(_dim(call, record), start or 0, stop, call["step"])]]
 
 
-def _narrow(call: Bound, record: Dense) -> list[list[Cut]]:
+def _narrow(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     start = call["start"]
     return [[Cut(_dim(call, record), start, start + call["length"])]]
 
 
-def _select(call: Bound, record: Dense) -> list[list[Cut]]:
+def _select(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     return [[Cut(_dim(call, record), call["index"], kept=False)]]
 
 
-def _unbind(call: Bound, record: Dense) -> list[list[Cut]]:
+def _unbind(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     dim = _dim(call, record)
     return [[Cut(dim, n, kept=False)] for n in range(record.shape[dim])]
 
 
-def _split(call: Bound, record: Dense) -> list[list[Cut]]:
+def _split(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     dim, size = _dim(call, record), call["split_size"]
     total = record.shape[dim]
     return [[Cut(dim, a, min(a + size, total))] for a in range(0, max(total, 1), max(size, 1))]
 
 
-def _split_with_sizes(call: Bound, record: Dense) -> list[list[Cut]]:
+def _split_with_sizes(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     borders = list(itertools.accumulate(call["split_sizes"], initial=0))
     return [[Cut(_dim(call, record), a, b)] for a, b in itertools.pairwise(borders)]
 
 
-def _squeeze(call: Bound, record: Dense) -> list[list[Cut]]:
+def _squeeze(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     given = call.named.get("dim")
     dims = range(record.ndim) if given is None else [given] if isinstance(given, int) else given
     ones = {d % record.ndim for d in dims if record.shape[d] == 1}
     return [[Cut(d, 0, kept=False) for d in sorted(ones, reverse=True)]]
 
 
-_CUTS: Mapping[str, Callable[[Bound, Dense], list[list[Cut]]]] = {
+_CUTS: Mapping[str, Callable[[Bound, AnyRecord], list[list[Cut]]]] = {
     "slice": _slice,
     "narrow": _narrow,
     "select": _select,
@@ -150,8 +155,8 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     """A factor in the part of a dimension, and whether it hides more than the part of the mask does."""
     along, dim = as_positions(factor.along[cut.dim]), cut.dim
     if not cut.kept:
-        if isinstance(along, Positions) and size != 1:
-            _warn_of_index(along, cut, size)
+        if isinstance(along, Positions) and size != 1 and "index" in call:
+            _warn_of_index(along, cut)
         rest = (*factor.along[:dim], *factor.along[dim + 1 :])
         index = 0 if along is None else cut.start
         return factor.moved(rest, lambda there: there.select(dim, index)), False
@@ -171,7 +176,7 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     known = factor.knowing(dim, replace(along, parts=()))
     if cut.start < 0:
         if along.from_start:
-            batch_end(str(cut), f"masked_dispatch.last(x, {dim}, k={-cut.start})")
+            batch_end(f"{cut.before}-k:]", f"masked_dispatch.last(x, {dim}, k)")
         return known.moved_by(taken), False
     if not along.from_start and (0 <= cut.stop < size or cut.step != 1):
         raise refuse(
@@ -194,9 +199,8 @@ def _taken(there: Tensor, dim: int, part: slice) -> Tensor:
     return there[(*[slice(None)] * dim, part)]
 
 
-def _warn_of_index(along: Positions, cut: Cut, size: int) -> None:
-    last = cut.start in (-1, size - 1) and cut.start < 0
-    if last and along.from_start:
+def _warn_of_index(along: Positions, cut: Cut) -> None:
+    if cut.start == -1 and along.from_start:
         batch_end(str(cut), f"masked_dispatch.last(x, {cut.dim})")
     elif cut.start == 0 and not along.from_start:
         batch_end(str(cut), f"masked_dispatch.first(x, {cut.dim})")
@@ -214,7 +218,7 @@ def _joined_parts(along: Positions, shown: slice) -> Positions | None:
     return only if isinstance(only, Positions) else Positions()
 
 
-def unfolded(call: Bound, labels: Labels, run: Run) -> Dense:
+def unfolded(call: Bound, labels: Labels, run: Run) -> Outcome:
     """Windows of a dimension as a dimension of their own: there where all positions of the window are."""
     record = next(iter(call.tensors.values()))
     dim, size, step = call["dimension"] % record.ndim, call["size"], call["step"]
@@ -232,4 +236,4 @@ def unfolded(call: Bound, labels: Labels, run: Run) -> Dense:
         windows = as_bool(there).unfold(dim, size, step).all(-1)
         factors.append(Factor(known, as_int8(windows).unsqueeze(-1)).knowing(dim, replace(along, parts=())))
     assert record.extent is not None
-    return Outcome(result.data, result.validity, Extent(tuple(factors), record.extent.is_mask), "part")
+    return Outcome(result, Extent(tuple(factors), record.extent.is_mask), "part")

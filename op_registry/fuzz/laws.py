@@ -1,6 +1,6 @@
-"""The laws for random programs: P1, P3, P5, P6 and P7. Each law returns a complaint, or None.
+"""The laws for random programs: P1, P3, P5, P6, P7 and P9. Each law returns a complaint, or None.
 
-P5 is in slopes.py.
+P5 is in slopes.py, P9 in padding.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.errors import MaskedSemanticsError
 from op_registry.fuzz import sources
+from op_registry.fuzz.padding import batch_is_its_samples
 from op_registry.fuzz.programs import Program
 from op_registry.fuzz.running import Outcome, as_function, execute, observed, results_of, run
 from op_registry.fuzz.slopes import gradients_are_slopes
@@ -216,4 +217,5 @@ LAWS: dict[str, Law] = {
     "P5": gradients_are_slopes,
     "P6": views_alias,
     "P7": compiled_as_eager,
+    "P9": batch_is_its_samples,
 }

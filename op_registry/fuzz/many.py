@@ -17,6 +17,7 @@ import torch
 from op_registry.conformance.subjects import find_subject
 from op_registry.fuzz.generating import Choices, program_from
 from op_registry.fuzz.laws import LAWS, telling_garbage
+from op_registry.fuzz.padding import program_of_samples
 from op_registry.fuzz.programs import Program
 from op_registry.fuzz.shrinking import shrunk
 from op_registry.fuzz.snippets import law_lines, snippet
@@ -65,7 +66,10 @@ def check_seed(seed: int, settings: Settings) -> Finding | None:
     """Generate the program of a seed and test the law on it; if it breaks the law, make it smaller."""
     subject = find_subject(settings.subject)
     law = LAWS[settings.law]
-    program = program_from(seed, Choices.for_law(settings.law, subject, settings.most_steps))
+    if settings.law == "P9":
+        program = program_of_samples(seed, settings.most_steps)
+    else:
+        program = program_from(seed, Choices.for_law(settings.law, subject, settings.most_steps))
     complaint = law(program, subject)
     for mode in (subject, *subject.modes().values()):
         mode.densified()  # nobody reads the log, which would grow

@@ -17,6 +17,7 @@ class Source:
     under          the source whose mask tensor it is given, instead of one of its own
     storage        "dense", or a storage of the subject
     requires_grad  whether it is a leaf that requires grad
+    axes           of a padded batch (P9): what its dimensions are (:mod:`op_registry.fuzz.ragged`)
     """
 
     name: str
@@ -27,6 +28,7 @@ class Source:
     under: str | None = None
     storage: str = "dense"
     requires_grad: bool = False
+    axes: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ HEAD = """import torch
 import torch.nn.functional as F
 from torch import inf, nan
 from op_registry.conformance.subjects import find_subject
-from op_registry.fuzz import sources
+from op_registry.fuzz import ragged, sources
+from op_registry.fuzz.programs import Source
 
 subject = find_subject({subject})
 """
@@ -30,7 +31,7 @@ def snippet(program: Program, subject: str | None, garbage: int | None) -> str:
     masks: dict[str, Tensor | None] = {}
     for source in program.sources:
         masks[source.name] = mask_under(source, masks)
-        lines += _source_lines(source, masks[source.name], garbage)
+        lines += _source_lines(source, masks[source.name], garbage, program.seed)
     for step in program.steps:
         if step.random:
             lines.append(f"torch.manual_seed({program.seed})")
@@ -40,7 +41,9 @@ def snippet(program: Program, subject: str | None, garbage: int | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _source_lines(source: Source, mask: Tensor | None, garbage: int | None) -> list[str]:
+def _source_lines(source: Source, mask: Tensor | None, garbage: int | None, seed: int) -> list[str]:
+    if source.axes:
+        return [f"{source.name} = ragged.batch({source!r}, {seed}, subject, {source.requires_grad})"]
     name, data = source.name, data_of(source)
     if garbage is not None and source.mask != "plain":
         data = with_garbage(data, mask, source.seed + garbage)

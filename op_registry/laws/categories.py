@@ -21,7 +21,7 @@ from op_registry.records.contracted import validity_of_sum
 from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all
 from op_registry.records.dims import Number, wrap_dims
 from op_registry.records.fill import fill_where_invalid
-from op_registry.records.slices import has_whole_slices
+from op_registry.records.slices import any_masked, has_whole_slices, plain_data
 from op_registry.records.tracing import gradients_may_flow, has_values
 from op_registry.records.validity import as_int8, intersect
 from op_registry.records.zeros import known_zero, remember_zero
@@ -265,6 +265,8 @@ def run_contraction(op: OpOverload, *args: Any, _traits: Traits = NO_TRAITS, **k
     The mask follows from the equation that the rule states, ``dims=Equation("mk,kn->mn")``; an operand that is added
     takes part elementwise, and not at all with ``beta=0``. Without an equation, index tuples are counted.
     """
+    if not kwargs and not any_masked(args) and list not in map(type, args):
+        return Dense(op(*map(plain_data, args)))
     named = bind_by_name(op, args, kwargs)
     labels = _traits.dims.labels(op, named) if _traits.dims is not None else None
     if labels is None or not labels.is_sum_of_products:

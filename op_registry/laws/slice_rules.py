@@ -110,10 +110,11 @@ def run_over_slices(
                 return run_on_whole_slices(op, stated, stated.neutral, x, dims, args, kwargs)
         elif stays_finite(op, x, args, kwargs):
             return run_on_whole_rows(op, x, args, kwargs)
-    if isinstance(stated, LastDims) and not stated.sizes_match(op, bind_by_name(op, (x, *args), kwargs)):
-        run_plainly(op, stated, x, args, kwargs)  # raises torch's error
+    named = bind_by_name(op, (x, *args), kwargs)
     parameters, options = for_body(op, stated, args, kwargs)
-    keepdim = not isinstance(stated, Slices) or bool(argument(op, stated.keepdim, (x, *args), kwargs))
+    if isinstance(stated, LastDims) and not stated.sizes_match(x.shape, parameters, named):
+        run_plainly(op, stated, x, args, kwargs)  # raises torch's error
+    keepdim = not isinstance(stated, Slices) or bool(named.get(stated.keepdim))
     over = DenseSlices(dims, keepdim)
 
     def shown(n: int, values: Tensor) -> Dense:

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
+from op_registry.bound import of_call
 from op_registry.laws.categories import (
     CONTRACTION,
     ELEMENTWISE,
@@ -83,15 +84,17 @@ def masked_rule(
     *operators: Operator,
     category: Category,
     takes_op: bool = False,
+    takes_call: bool = False,
     register: Callable[[Rule], Rule] = registry.add,
     **traits: Any,
 ) -> Callable[[Run], Rule]:
     """Decorator: a function with the operator's own signature becomes its rule.
 
-    With `takes_op`, the function gets the overload as its first argument, for functions that serve several. Keyword
-    arguments are the rule's traits: the `reason` of a refusal; ``dims=…``, which dimensions the operator works
-    on (``Slices("one")``, ``Equation("mk,kn->mn")``, ``LastDims("normalized_shape")``), from which its lowerings to
-    sparse storage follow; ``identity=…``, of a reduction that without derivatives is
+    With `takes_op`, the function gets the overload as its first argument, for functions that serve several. With
+    `takes_call`, it gets the call alone, a :class:`Bound`, and reads arguments by name: for operators with many, most
+    of which it passes on. Keyword arguments are the rule's traits: the `reason` of a refusal; ``dims=…``, which
+    dimensions the operator works on (``Slices("one")``, ``Equation("mk,kn->mn")``, ``LastDims("normalized_shape")``),
+    from which its lowerings to sparse storage follow; ``identity=…``, of a reduction that without derivatives is
     torch's own on elements filled with it, and ``divided=True``, that this is the sum divided by their number;
     ``plain=(1,)``, the indices of results that are plain tensors; ``sparse_factors=True``, of a product that torch also
     has for plain torch.sparse tensors, which other rules get stored densely; ``data_sizes=True``, that it computes
@@ -106,7 +109,10 @@ def masked_rule(
     registration.dimensions(ops, stated.dims, is_stated=True)
 
     def decorate(function: Run) -> Rule:
-        registration.function(function, ops, takes_op)
-        return register(Rule(ops, category, function, takes_op, where=written_at(2), traits=stated))
+        if takes_call:
+            function = of_call(function)
+        else:
+            registration.function(function, ops, takes_op)
+        return register(Rule(ops, category, function, takes_op or takes_call, where=written_at(2), traits=stated))
 
     return decorate

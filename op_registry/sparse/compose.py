@@ -75,6 +75,8 @@ def broadcast_to(x: AnyRecord, shape: Sequence[int]) -> Any:
 def call_broadcast(op: OpOverload, x: AnyRecord, y: AnyRecord, **kwargs: Any) -> Any:
     """An elementwise operator of two records that broadcast."""
     refuse_permuted(x, y)
+    if isinstance(x, Dense) and isinstance(y, Dense):
+        return call(op, x, y, **kwargs)
     shape = torch.broadcast_shapes(x.shape, y.shape)
     return call(op, broadcast_to(x, shape), broadcast_to(y, shape), **kwargs)
 

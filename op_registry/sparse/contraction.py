@@ -6,14 +6,15 @@ is added to a sparse operand is computed only where that stores elements (torch'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from op_registry.autocast import autocast_on
 from op_registry.bound import Bound
-from op_registry.dimensions import Dimension, Labels
+from op_registry.dimensions import Labels
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number, known_to_hold
 from op_registry.records.dtypes import accumulation_dtype
@@ -22,6 +23,7 @@ from op_registry.sparse.compose import call_broadcast
 from op_registry.sparse.elements import valid_elements
 from op_registry.sparse.layout import COO
 from op_registry.sparse.lowering import OnCall
+from op_registry.sparse.plans import planned
 from op_registry.sparse.products import Own
 from op_registry.sparse.record import NotLowered, Sparse, from_coordinates
 
@@ -30,18 +32,29 @@ aten = torch.ops.aten
 AnyStorage = Dense | Sparse
 
 
+class Sum(NamedTuple):
+    """The plan of a sum of products.
+
+    factors  the names and labels of its two factors
+    added    the name of what is added, if anything is
+    result   the labels of the result
+    shared   dimensions of both factors that have one label, and whether they broadcast
+    """
+
+    factors: list[tuple[str, Own]]
+    added: str | None
+    result: Own
+    shared: list[tuple[int, int, bool]]
+
+
 def by_equation(c: Bound) -> Any:
     """A contraction whose sparse operands have no dense dimensions; products are rounded once to half precision."""
-    labels = c.labels
-    reason = why_dense(c, labels)
-    if reason is not None:
-        raise NotLowered(reason)
-    assert labels is not None
-    dtype = next(iter(c.tensors.values())).dtype
+    plan = sum_of_call(c)
+    dtype = dtype_of(c, plan)
     wide = accumulation_dtype(dtype)
     if wide is dtype:
-        return summed(c, labels)
-    return cast(summed(c.map(lambda r: cast(r, wide), (Dense, Sparse)), labels), dtype)
+        return summed(c, plan)
+    return cast(summed(c.map(lambda r: cast(r, wide), (Dense, Sparse)), plan), dtype)
 
 
 def by_elements(c: Bound) -> Any:
@@ -49,110 +62,112 @@ def by_elements(c: Bound) -> Any:
     return by_equation(c.map(without_dense_dims, Sparse))
 
 
-def why_dense(c: Bound, labels: Labels | None) -> str | None:
-    """Why a call cannot run by its equation; None if it can."""
+@planned
+def sum_of_call(c: Bound, labels: Labels | None) -> Sum:
+    """The factors of a call, and what they are multiplied along."""
     if labels is None:
-        return "its operands have other dimensions than its rule states"
+        raise NotLowered("its operands have other dimensions than its rule states")
     if not labels.is_sum_of_products:
-        return "it is no sum of products alone"
+        raise NotLowered("it is no sum of products alone")
     tensors = c.tensors
     for name, x in tensors.items():
         if isinstance(x, Sparse) and x.dense_sizes:
-            return f"dimension {x.pattern.ndim} of its operand `{name}` is dense, behind sparse ones"
-    if len(tensors) - len(labels.added) != 2 or len(labels.added) > 1:
-        return "it has not two factors"
-    if len({x.dtype for x in tensors.values()}) > 1 or any(x.dtype is torch.bool for x in tensors.values()):
-        return f"its operands have the dtypes {', '.join(str(x.dtype) for x in tensors.values())}"
-    if autocast_on(next(iter(tensors.values())).device):
-        return "autocast chooses another dtype"
-    return _misfit(c, labels, tensors)
-
-
-def _misfit(c: Bound, labels: Labels, tensors: Mapping[str, AnyStorage]) -> str | None:
-    """What torch refuses, or would compute in another way, in the sizes and options of a call."""
-    dtype = next(iter(tensors.values())).dtype
-    if not (dtype.is_floating_point or dtype.is_complex) and any(
-        type(c.named.get(n)) is float for n in ("alpha", "beta")
-    ):
-        return "torch rounds fractional factors of integers"
-    sizes: dict[Dimension, int] = {}
-    for name, x in tensors.items():
-        if name in labels.added:
-            continue
-        others = {label for other in tensors if other != name for label in labels.operands[other]}
-        for d, (label, size) in enumerate(zip(labels.operands[name], x.shape, strict=True)):
-            if known_to_hold(size == 0):
-                return f"dimension {d} of its operand `{name}` is empty"
+            raise NotLowered(f"dimension {x.pattern.ndim} of its operand `{name}` is dense, behind sparse ones")
+    factors = [(name, labels.operands[name]) for name in tensors if name not in labels.added]
+    if len(factors) != 2 or len(labels.added) > 1:
+        raise NotLowered("it has not two factors")
+    (_, own), (_, theirs) = factors
+    for (name, mine), others in zip(factors, (theirs, own), strict=True):
+        for d, label in enumerate(mine):
             if label in labels.roles and label not in others:
-                return f"it sums its operand `{name}` alone along dimension {d}"
-            broadcasts = isinstance(label, int) and any(known_to_hold(n == 1) for n in (size, sizes.get(label, size)))
-            if known_to_hold(size != sizes.setdefault(label, size)) and not broadcasts:
-                return f"dimension {d} of its operand `{name}` has size {size}, and {sizes[label]} in another operand"
-            if known_to_hold(sizes[label] == 1):
-                sizes[label] = size
-    shape = tuple(sizes[label] for label in labels.results[0])
-    for name in labels.added:
-        theirs = tuple(tensors[name].shape)
-        pairs = zip(theirs[::-1], shape[::-1], strict=False)
-        if any(known_to_hold(mine != 1) and known_to_hold(mine != size) for mine, size in pairs):
-            return f"its operand `{name}` of shape {theirs} does not broadcast to the result's, {shape}"
-    return None
+                raise NotLowered(f"it sums its operand `{name}` alone along dimension {d}")
+    shared = [(d, theirs.index(label), isinstance(label, int)) for d, label in enumerate(own) if label in theirs]
+    return Sum(factors, next(iter(labels.added), None), labels.results[0], shared)
 
 
-def summed(c: Bound, labels: Labels) -> AnyStorage:
+def dtype_of(c: Bound, plan: Sum) -> torch.dtype:
+    """The dtype of all operands; NotLowered if torch computes in another one."""
+    dtypes = [c.named[name].dtype for name, _ in plan.factors]
+    if plan.added is not None:
+        dtypes.append(c.named[plan.added].dtype)
+    dtype: torch.dtype = dtypes[0]
+    if dtypes.count(dtype) < len(dtypes) or dtype is torch.bool:
+        raise NotLowered(f"its operands have the dtypes {', '.join(map(str, dtypes))}")
+    if autocast_on(c.named[plan.factors[0][0]].device):
+        raise NotLowered("autocast chooses another dtype")
+    if not (dtype.is_floating_point or dtype.is_complex) and float in (type(c.named.get(n)) for n in ("alpha", "beta")):
+        raise NotLowered("torch rounds fractional factors of integers")
+    return dtype
+
+
+def factors_of(c: Bound, plan: Sum) -> list[tuple[Any, Own]]:
+    """The factors with their labels: None for a dimension of size 1 that broadcasts over the other factor's.
+
+    NotLowered for sizes that torch refuses, or that are 0.
+    """
+    factors = [(c.named[name], own) for name, own in plan.factors]
+    sizes = [x.pattern.sizes if isinstance(x, Sparse) else x.data.shape for x, _ in factors]
+    for (name, _), mine in zip(plan.factors, sizes, strict=True):
+        if known_to_hold(math.prod(mine) == 0):
+            raise NotLowered(f"its operand `{name}` of shape {tuple(mine)} is empty")
+    for *dims, broadcasts in plan.shared:
+        size, other = (mine[d] for mine, d in zip(sizes, dims, strict=True))
+        if known_to_hold(size == other):
+            continue
+        one = next((n for n, mine in enumerate((size, other)) if broadcasts and known_to_hold(mine == 1)), None)
+        if one is not None:
+            x, own = factors[one]
+            factors[one] = x, (*own[: dims[one]], None, *own[dims[one] + 1 :])
+        elif known_to_hold(size != other):
+            name, _ = plan.factors[0]
+            raise NotLowered(
+                f"dimension {dims[0]} of its operand `{name}` has size {size}, and {other} in another operand"
+            )
+    return factors
+
+
+def summed(c: Bound, plan: Sum) -> AnyStorage:
     """``beta * added + alpha * product``; with ``beta=0``, the added operand takes no part."""
-    added = next((c[name] for name in labels.added if c.named.get("beta", 1) != 0), None)
-    factors, result = factors_of(c, labels), labels.results[0]
-    stored = sorted(factors, key=lambda factor: isinstance(factor[0], Dense))
-    (x, own), (y, theirs) = stored
+    factors, result = factors_of(c, plan), plan.result
+    added = None if plan.added is None or c.named.get("beta", 1) == 0 else c.named[plan.added]
+    if plan.added is not None:
+        shape, smaller = shape_of(factors, result), tuple(c.named[plan.added].shape)
+        pairs = zip(smaller[::-1], shape[::-1], strict=False)
+        if any(known_to_hold(mine != 1) and known_to_hold(mine != size) for mine, size in pairs):
+            where = f"its operand `{plan.added}` of shape {smaller} does not broadcast"
+            raise NotLowered(f"{where} to the result's, {shape}")
+    (x, own), (y, theirs) = factors if isinstance(factors[0][0], Sparse) else factors[::-1]
     product: AnyStorage
     if isinstance(x, Dense):
-        if isinstance(added, Sparse) and added.ndim == len(result) and added.shape == shape_of(factors, result):
-            return sampled_sum(c, labels)
-        product = without_added(c, labels, shape_of(factors, result))
-    elif isinstance(y, Sparse):
-        product = scaled(products.sparse_by_sparse(x, own, y, theirs, result), c.named.get("alpha", 1))
+        if isinstance(added, Sparse) and added.ndim == len(result) and added.shape == shape:
+            return sampled_sum(c)
+        product = without_added(c, plan, shape)
     else:
-        product = scaled(products.sparse_by_dense(x, own, y, theirs, result), c.named.get("alpha", 1))
+        multiply = products.sparse_by_sparse if isinstance(y, Sparse) else products.sparse_by_dense
+        product = scaled(multiply(x, own, y, theirs, result), c.named.get("alpha", 1))
     if added is None:
         return product
     total: AnyStorage = call_broadcast(aten.add.Tensor, scaled(added, c.named.get("beta", 1)), product)
     return total
 
 
-def sampled_sum(c: Bound, labels: Labels) -> Sparse:
+def sampled_sum(c: Bound) -> Sparse:
     """``beta * added + alpha * product`` where the added operand stores elements; elsewhere the sum is invalid."""
-    (name,), alpha, beta = labels.added, c.named.get("alpha", 1), c.named.get("beta", 1)
-    x: Sparse = c[name]
-    (a, own), (b, theirs) = factors_of(c, labels)
-    product, flat = products.sampled(x, a, own, b, theirs, labels.results[0]), x.flat
+    plan, alpha, beta = sum_of_call(c), c.named.get("alpha", 1), c.named.get("beta", 1)
+    x: Sparse = c.named[str(plan.added)]
+    (a, own), (b, theirs) = factors_of(c, plan)
+    product, flat = products.sampled(x, a, own, b, theirs, plan.result), x.flat
     data = alpha * product.data + (beta * flat.data if beta != 0 else 0)
     return x.folded(Dense(data, product.validity).masked_by(flat.full_validity))
 
 
-def without_added(c: Bound, labels: Labels, shape: tuple[int, ...]) -> Dense:
+def without_added(c: Bound, plan: Sum, shape: tuple[int, ...]) -> Dense:
     """The contraction of dense factors by its rule, with nothing added."""
-    (name,) = labels.added
+    name = str(plan.added)
     if "beta" not in c:
         return c.with_(**{name: None}).run()  # type: ignore[no-any-return]
     nothing = torch.zeros((), dtype=c[name].dtype, device=c[name].device).expand(shape)
     return c.with_(**{name: Dense(nothing), "beta": 0}).run()  # type: ignore[no-any-return]
-
-
-def factors_of(c: Bound, labels: Labels) -> list[tuple[Any, Own]]:
-    """The factors with their labels: None for a dimension of size 1 that broadcasts over the other factor's."""
-    named = [(c[name], labels.operands[name]) for name in c.tensors if name not in labels.added]
-    wide = {label for x, own in named for label, size in zip(own, x.shape, strict=True) if not known_to_hold(size == 1)}
-    return [
-        (
-            x,
-            tuple(
-                None if known_to_hold(size == 1) and label in wide else label
-                for label, size in zip(own, x.shape, strict=True)
-            ),
-        )
-        for x, own in named
-    ]
 
 
 def shape_of(factors: Sequence[tuple[AnyStorage, Own]], result: Own) -> tuple[int, ...]:

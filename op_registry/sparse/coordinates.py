@@ -24,8 +24,8 @@ def ravel(coordinates: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
             f"a tensor of sizes {tuple(sizes)} has {math.prod(sizes):,} elements, more than int64 can number: "
             "leave some dimensions dense, or split it"
         )
-    position = torch.zeros_like(coordinates[0], dtype=torch.int64)
-    for index, size in zip(coordinates, sizes, strict=True):
+    position = coordinates[0].to(torch.int64)
+    for index, size in zip(coordinates[1:], sizes[1:], strict=True):
         position = position * size + index
     return position
 
@@ -33,10 +33,10 @@ def ravel(coordinates: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 def unravel(positions: Tensor, sizes: Sequence[int]) -> Coordinates:
     """The coordinates of each position in a tensor of `sizes`; the inverse of :func:`ravel`."""
     coordinates = []
-    for size in reversed(sizes):
+    for size in reversed(sizes[1:]):
         coordinates.append(positions % size)
         positions = positions // size
-    return tuple(reversed(coordinates))
+    return (positions, *reversed(coordinates)) if sizes else ()
 
 
 def unique_keys(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:

@@ -46,7 +46,7 @@ class OnCall:
 
     def __call__(self, c: Bound) -> Any:
         """The result; NotLowered for a call that it does not take."""
-        misfit = self.takes.misfit(c)
+        misfit = None if self.takes is ANY_CALL else self.takes.misfit(c)
         if misfit is not None:
             raise NotLowered(misfit)
         return self.run(c)
@@ -98,10 +98,8 @@ def never(reason: str) -> Callable[..., NoReturn]:
 def lowering_of(rule: Rule, record: type) -> Lowering | None:
     """The lowering of a rule for a kind of sparse record: its own, else its category's, else None."""
     own: Lowering | None = rule.lowerings.get(record)
-    if own is not None:
-        return own
     shared: Lowering | None = rule.category.lowerings.get(record)
-    return None if rule.dims is None and _reads_dims(shared) else shared
+    return own or (None if rule.dims is None and _reads_dims(shared) else shared)
 
 
 def _reads_dims(lowering: Lowering | None) -> bool:
@@ -119,7 +117,7 @@ def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
 
 def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run a rule on arguments with a sparse record among them; NotLowered, with all reasons, if no lowering can."""
-    if not _any_permuted([*args, *kwargs.values()]):
+    if not _any_permuted((*args, *kwargs.values()) if kwargs else args):
         lowering = lowering_of(rule, Sparse)
         if lowering is None:
             raise NotLowered(rule.category.why_dense)
@@ -168,4 +166,4 @@ def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[
 
 
 def _any_permuted(values: Sequence[Any]) -> bool:
-    return any(isinstance(v, Permuted) or (isinstance(v, (list, tuple)) and _any_permuted(v)) for v in values)
+    return any(type(v) is Permuted or (type(v) in (list, tuple) and Permuted in map(type, v)) for v in values)

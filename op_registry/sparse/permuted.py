@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ from op_registry.sparse.record import (
 )
 from op_registry.sparse.record import to_dense as sparse_to_dense
 
+if TYPE_CHECKING:
+    from op_registry.extents.factors import Extent
+
 # The dimensions of the base that each visible dimension consists of.
 Groups = tuple[tuple[int, ...], ...]
 
@@ -53,16 +56,18 @@ class Permuted:
            into the dimension before it: (1, 0, ~2, 3) shows (B, T, H, d) as (T, B·H, d). The dense dimensions of the
            base are in the order in which they are shown, and a merged dimension has at most one of them; so views
            with the same sparse dimensions in the same places have the same order. Never the identity.
+    extent which positions of a padded batch are there, in the dimensions that are shown
 
     Only the dimensions of packed batches are merged, and only their sparse dimensions are shown in another order:
     for other layouts, views have elements at other coordinates.
     """
 
-    __slots__ = ("base", "order")
+    __slots__ = ("base", "extent", "order")
 
-    def __init__(self, base: Sparse, order: Sequence[int]) -> None:
+    def __init__(self, base: Sparse, order: Sequence[int], extent: Extent | None = None) -> None:
         self.base = base
         self.order = tuple(order)
+        self.extent = extent
 
     def __repr__(self) -> str:
         return f"Permuted({self.base!r}, order={self.order})"
@@ -174,12 +179,13 @@ def to_dense(x: AnyRecord) -> Dense:
     # Contiguous in the permuted order, as the tensor's strides say: callers have chosen view operators by those.
     listed = [d for group in x.groups for d in group]
     permuted = sparse_to_dense(x.base).map(lambda t: t.permute(listed).contiguous())
-    if len(listed) == x.ndim:
-        return permuted
     validity = permuted.full_validity
+    if len(listed) == x.ndim:
+        return Dense(permuted.data, validity, x.extent)
     return Dense(
         permuted.data.reshape(x.shape),
         None if validity is None else reshape_validity(validity, permuted.data.shape, x.shape),
+        x.extent,
     )
 
 

@@ -7,8 +7,10 @@ sparse a sparse one. Any two factors are matrices whose rows and columns are rav
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +33,36 @@ Own = tuple[Dimension, ...]
 def among(own: Own, labels: Sequence[Dimension]) -> tuple[int, ...]:
     """The dimensions that have one of these labels, in the order of the labels."""
     return tuple(own.index(label) for label in labels if label in own)
+
+
+class Places(NamedTuple):
+    """The dimensions of two factors that make up matrices.
+
+    rows     those of the first factor that the result has
+    shared   those of the first factor that the other has as well
+    along    those of the first factor that the result has not
+    theirs   those of the other factor that the first has as well, in that one's order
+    columns  those of the other factor alone that the result has
+    order    where each dimension of the result comes from among `rows` and `columns`
+    """
+
+    rows: tuple[int, ...]
+    shared: tuple[int, ...]
+    along: tuple[int, ...]
+    theirs: tuple[int, ...]
+    columns: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def places(own: Own, theirs: Own, result: Own) -> Places:
+    """Which dimensions of two factors are rows, columns, and shared."""
+    rows = among(own, [label for label in own if label in result])
+    shared = [label for label in own if label in theirs]
+    columns = among(theirs, [label for label in theirs if label in result and label not in own])
+    along = tuple(d for d in range(len(own)) if d not in rows)
+    found = (*(own[d] for d in rows), *(theirs[d] for d in columns))
+    return Places(rows, among(own, shared), along, among(theirs, shared), columns, among(found, result))
 
 
 def row_column(x: Sparse, rows: tuple[int, ...], columns: tuple[int, ...]) -> RowColumn:
@@ -63,34 +95,29 @@ def raveled(coordinates: Coordinates, sizes: Sequence[int], dims: Sequence[int])
     return ravel([coordinates[d] for d in dims], [sizes[d] for d in dims])
 
 
-def matrix_of(x: Dense, own: Own, rows: Sequence[Dimension], columns: Sequence[Dimension]) -> Dense:
-    """A dense operand as a matrix of rows and columns along these labels."""
-    dims = (*among(own, rows), *among(own, columns))
-    left_out = [d for d in range(x.ndim) if d not in dims]
-    shape = [math.prod(x.shape[d] for d in among(own, labels)) for labels in (rows, columns)]
-    return x.map(lambda t: t.permute(*dims, *left_out).reshape(shape))
+def matrix_of(x: Dense, rows: tuple[int, ...], columns: tuple[int, ...]) -> Dense:
+    """A dense operand as a matrix whose rows and columns are ravelled from these dimensions; others have size 1."""
+    if len(rows) == len(columns) == 1 and x.ndim == 2:
+        return x if rows < columns else x.map(torch.t)
+    left_out = [d for d in range(x.ndim) if d not in (*rows, *columns)]
+    shape = [math.prod(x.shape[d] for d in dims) for dims in (rows, columns)]
+    return x.map(lambda t: t.permute(*rows, *columns, *left_out).reshape(shape))
 
 
 def sparse_by_dense(x: Sparse, own: Own, y: Dense, theirs: Own, result: Own) -> Dense:
     """A product of a sparse and a dense factor, in the result's order of dimensions."""
-    rows = [label for label in own if label in result]
-    shared = [label for label in own if label in theirs]
-    columns = [label for label in theirs if label in result and label not in own]
-    dense = matrix_of(y.like(y.filled(0)), theirs, shared, columns)
-    row_dims = among(own, rows)
-    coordinates = row_column(x, row_dims, among(own, shared))
-    along = tuple(d for d in range(x.ndim) if d not in row_dims)
-    product = stored_by_rows(x, dense, coordinates, along)
-    order = [(*rows, *columns).index(label) for label in result]
-    sizes = [x.shape[d] for d in row_dims]
-    wide = [y.shape[d] for d in among(theirs, columns)]
-    data = product.data.reshape((*sizes, *wide))
+    at = places(own, theirs, result)
+    dense = matrix_of(y.like(y.filled(0)), at.theirs, at.columns)
+    product = stored_by_rows(x, dense, row_column(x, at.rows, at.shared), at.along)
     assert product.validity is not None
-    narrow = [1] * len(wide) if known_to_hold(product.validity.shape[1] == 1) else wide
-    validity = product.validity.reshape((*sizes, *narrow))
-    if order == sorted(order):
-        return Dense(data, validity)
-    return Dense(data.permute(order).contiguous(), validity.permute(order))
+    if len(at.rows) != 1 or len(at.columns) != 1:
+        sizes, wide = [x.pattern.sizes[d] for d in at.rows], [y.shape[d] for d in at.columns]
+        narrow = [1] * len(wide) if known_to_hold(product.validity.shape[1] == 1) else wide
+        product = Dense(product.data.reshape((*sizes, *wide)), product.validity.reshape((*sizes, *narrow)))
+    if at.order == (*range(len(result)),):
+        return product
+    assert product.validity is not None
+    return Dense(product.data.permute(at.order).contiguous(), product.validity.permute(at.order))
 
 
 def stored_by_rows(x: Sparse, rows: Dense, coordinates: RowColumn, along: tuple[int, ...]) -> Dense:
@@ -101,7 +128,7 @@ def stored_by_rows(x: Sparse, rows: Dense, coordinates: RowColumn, along: tuple[
     flat = x.flat
     data = spmm(flat.filled(0), rows.data, coordinates)
     if rows.validity is None or known_to_hold(rows.shape[-1] == 0):
-        return Dense(data, as_int8(Segments(x, along).count(flat) > 0).unsqueeze(1))
+        return Dense(data, Segments(x, along).exists(flat).unsqueeze(1))
     valid_rows = as_int8(full_mask(rows)).to(torch.float32)
     valid_products = spmm(as_int8(full_mask(flat)).to(torch.float32), valid_rows, coordinates)
     return Dense(data, as_int8(valid_products > 0.5))
@@ -113,12 +140,9 @@ def sparse_by_sparse(a: Sparse, own: Own, b: Sparse, theirs: Own, result: Own) -
     """
     if being_traced(a.values.data):
         raise NotLowered("the number of products is not known while tracing")
-    shared = [label for label in own if label in theirs]
-    row_dims = tuple(d for d, label in enumerate(own) if label in result)
-    column_dims = tuple(d for d, label in enumerate(theirs) if label in result and label not in own)
-    left, right = a.flat, b.flat
-    mine = row_column(a, row_dims, among(own, shared))
-    order, columns, ends = row_column(b, among(theirs, shared), column_dims).by_row()
+    at, left, right = places(own, theirs, result), a.flat, b.flat
+    mine = row_column(a, at.rows, at.shared)
+    order, columns, ends = row_column(b, at.theirs, at.columns).by_row()
     partner_counts = ends.diff()[mine.column]  # for every element of `a`
     source = torch.repeat_interleave(partner_counts)
     offset = ends[mine.column] - (partner_counts.cumsum(0) - partner_counts)
@@ -134,7 +158,7 @@ def sparse_by_sparse(a: Sparse, own: Own, b: Sparse, theirs: Own, result: Own) -
         assert some is not None
         return Dense(products.filled(0).sum(dtype=products.dtype), as_int8(some.any()))
     sizes = dict(zip((*own, *theirs), (*a.shape, *b.shape), strict=True)) | dict(zip(own, a.shape, strict=True))
-    found = [own[d] for d in row_dims], [theirs[d] for d in column_dims]
+    found = [own[d] for d in at.rows], [theirs[d] for d in at.columns]
     coordinates: dict[Dimension, Tensor] = {}
     for labels, positions in zip(found, (row, column), strict=True):
         coordinates |= zip(labels, unravel(positions, [sizes[label] for label in labels]), strict=True)
@@ -147,8 +171,8 @@ def sampled(x: Sparse, a: Dense, own: Own, b: Dense, theirs: Own, result: Own) -
     """The products of dense factors where `x`, which has the result's dimensions, stores elements: in storage order."""
     contracted = [label for label in own if label not in result]
     rows, columns = ([label for label in result if label in labels] for labels in (own, theirs))
-    left = matrix_of(a.like(a.filled(0)), own, rows, contracted)
-    right = matrix_of(b.like(b.filled(0)), theirs, columns, contracted)
+    left = matrix_of(a.like(a.filled(0)), among(own, rows), among(own, contracted))
+    right = matrix_of(b.like(b.filled(0)), among(theirs, columns), among(theirs, contracted))
     coordinates = row_column(x, among(result, rows), among(result, columns))
     products = sddmm(left.data, right.data, coordinates)
     if a.validity is None and b.validity is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unra
 from op_registry.sparse.layout import COO, Layout, grid_of
 from op_registry.sparse.pattern import Pattern, pattern_of
 
+if TYPE_CHECKING:
+    from op_registry.extents.factors import Extent
+
 
 class NotLowered(Exception):
     """An operator cannot run this call on sparse storage; the message says why."""
@@ -37,13 +41,15 @@ class Sparse:
 
     values   of shape (n, *dense), or (blocks, block rows, block columns, *dense); a stored value may itself be invalid
     pattern  which elements of the first dimensions they are
+    extent   which positions of a padded batch are there (op_registry.extents); lowerings need not return it
     """
 
-    __slots__ = ("pattern", "values")
+    __slots__ = ("extent", "pattern", "values")
 
-    def __init__(self, values: Dense, pattern: Pattern) -> None:
+    def __init__(self, values: Dense, pattern: Pattern, extent: Extent | None = None) -> None:
         self.values = values
         self.pattern = pattern
+        self.extent = extent
 
     def __repr__(self) -> str:
         return f"Sparse({self.pattern!r}, {self.values!r})"
@@ -143,11 +149,11 @@ def to_dense(x: Sparse) -> Dense:
     else:
         data = _scatter_listed(x.pattern, position, values.data)
     if values.validity is not None:
-        return Dense(data, _scatter_listed(x.pattern, position, as_int8(full_mask(values))))
+        return Dense(data, _scatter_listed(x.pattern, position, as_int8(full_mask(values))), x.extent)
     # All stored values are valid: one validity per element is enough, broadcast over the dense dimensions.
     valid = values.data.new_ones((position.shape[0], *(x.pattern.block or ())), dtype=torch.int8)
     validity = _scatter_listed(x.pattern, position, valid)
-    return Dense(data, validity.reshape(*x.pattern.sizes, *(1 for _ in x.dense_sizes)))
+    return Dense(data, validity.reshape(*x.pattern.sizes, *(1 for _ in x.dense_sizes)), x.extent)
 
 
 def _check_that_memory_has_room(x: Sparse) -> None:

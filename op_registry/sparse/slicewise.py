@@ -14,20 +14,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.bound import bind_by_name
+from op_registry.bound import Bound
 from op_registry.dimensions import Dimensions, Labels, LastDims, Slices, tensor_arguments
 from op_registry.records.dense import Dense, map_tensors, valid_in_all
 from op_registry.records.dims import Dims, known_to_hold, shape_alone
 from op_registry.rule import Rule
 from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.lowering import ForRule, first_of
+from op_registry.sparse.lowering import OnCall, first_of
 from op_registry.sparse.padded_rows import PaddedRows
+from op_registry.sparse.plans import planned
 from op_registry.sparse.record import NotLowered, Sparse, from_coordinates, to_dense
 from op_registry.sparse.segments import Segments
 
@@ -59,63 +59,67 @@ def for_body(
     return parameters, options
 
 
-@dataclass(frozen=True)
-class SliceCall:
-    """A call of a slice operator on one sparse record.
+class SliceCall(NamedTuple):
+    """A call of a slice operator on one sparse record, `x`.
 
-    x       the record
-    labels  those of the call's dimensions
-    dim     the dimensions as the caller passed them: a number, a list, or None for all
-    rest    the other arguments by name
+    name       the argument that is the record
+    labels     those of the call's dimensions
+    dims       the dimensions of a slice, non-negative
+    along      the sparse ones among them
+    others     the names of other operands
+    stored     the names of sparse ones among them
+    wide       whether one of them has sparse dimensions of the record
+    of_values  the argument that names the dimensions, if there is one, with those of the values, if all are dense
     """
 
-    rule: Rule
-    op: OpOverload
+    c: Bound
     x: Sparse
+    name: str
     labels: Labels
-    dim: Dims
-    rest: dict[str, Any]
+    dims: list[int]
+    along: list[int]
+    others: list[str]
+    stored: list[str]
+    wide: bool
+    of_values: dict[str, Dims]
 
     @property
     def slices(self) -> Slices:
-        dims = self.rule.dims
+        dims = self.c.rule.dims
         return dims if isinstance(dims, Slices) else Slices("each", dim=None)
 
-    @functools.cached_property
-    def dims(self) -> list[int]:
-        """The dimensions of a slice, non-negative."""
-        return [d for d, label in enumerate(self._labels_of_x) if label in self.labels.roles]
-
-    @functools.cached_property
-    def along(self) -> list[int]:
-        """The sparse dimensions among `dims`."""
-        return [d for d in self.dims if d < self.x.pattern.ndim]
+    @property
+    def dim(self) -> Dims:
+        """The dimensions as the caller passed them: a number, a list, or None for all."""
+        name = self.slices.dim
+        return None if name is None else self.c.named.get(name)
 
     def inside(self, lead: int) -> list[int]:
-        """The dense dimensions among `dims`, as dimensions of values with `lead` dimensions before the dense ones."""
-        return [d - self.x.pattern.ndim + lead for d in self.dims if d >= self.x.pattern.ndim]
-
-    @property
-    def _labels_of_x(self) -> tuple[Any, ...]:
-        return self.labels.operands[self.op._schema.arguments[0].name]
+        """The dense dimensions of a slice, as dimensions of values with `lead` dimensions before the dense ones."""
+        sparse = self.x.pattern.ndim
+        return [d - sparse + lead for d in self.dims if d >= sparse]
 
     def shape_of(self, result: int) -> list[int]:
         """The shape of a result that has one value for each slice."""
-        size = dict(zip(self._labels_of_x, self.x.shape, strict=True))
+        size = dict(zip(self.labels.operands[self.name], self.x.shape, strict=True))
         return [1 if label is None else size[label] for label in self.labels.results[result]]
 
     @property
     def number(self) -> int | None:
         """The number of elements that a slice needs at least, if an argument states one (topk's k)."""
-        return None if self.slices.number is None else int(self.rest[self.slices.number])
+        return None if self.slices.number is None else int(self.c.named[self.slices.number])
 
-    def run(self, record: Dense, dim: Dims) -> Any:
-        """The rule on a dense record, over its dimensions `dim`."""
-        named = {name: to_dense(v) if isinstance(v, Sparse) else v for name, v in self.rest.items()}
+    def run(self, record: Dense, dims: Mapping[str, Dims]) -> Any:
+        """The rule on a dense record; `dims` is the argument that names the dimensions of a slice, if there is one."""
+        changed = {**dims, self.name: record}
+        for name in self.stored:
+            changed[name] = to_dense(self.c.named[name])
+        return self.c.run_with(changed)
+
+    def over(self, dim: Dims) -> dict[str, Dims]:
+        """These dimensions as the operator's argument, if it has one."""
         name = self.slices.dim
-        if name is not None and any(argument.name == name for argument in self.op._schema.arguments):
-            named[name] = dim
-        return self.rule.bind(self.op)(record, **named)
+        return {name: dim} if name is not None and name in self.c.named else {}
 
     def refusal(self, wanted: str) -> NotLowered:
         """Why this call is none along `wanted` dimensions alone."""
@@ -124,52 +128,63 @@ class SliceCall:
         return NotLowered(f"it works along dimension {named}, {other} here")
 
 
-def slice_call(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> SliceCall:
-    """A call as :class:`SliceCall`; NotLowered if it is not one, torch's error for a dimension out of range."""
-    dims = rule.dims
+@planned
+def slicing_of(c: Bound, labels: Labels | None) -> tuple[Any, ...]:
+    """The fields of SliceCall but for `c` and `x`; torch's error for a dimension out of range."""
+    dims, name = c.rule.dims, c.op._schema.arguments[0].name
     if not isinstance(dims, (Slices, LastDims)):
         raise NotLowered("no form of it for sparse storage is written (in its rule: dims=Slices(…), or a lowering)")
-    arguments = op._schema.arguments
-    rest = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
-    bound = bind_by_name(op, args, kwargs)
-    x = rest.pop(arguments[0].name)
+    x = c.named[name]
     if not isinstance(x, Sparse):
         raise NotLowered("only the first operand may be sparse")
-    if 0 in x.shape:
-        raise NotLowered("its input is empty")  # results of empty slices are torch's, computed densely
-    dim = rest.pop(dims.dim, bound.get(dims.dim)) if isinstance(dims, Slices) and dims.dim is not None else None
-    labels = dims.labels(op, bound)
     if labels is None:
+        dim = c.named.get(dims.dim) if isinstance(dims, Slices) and dims.dim is not None else None
         for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
             shape_alone(x.shape).squeeze(d)  # raises torch's own error
-    if labels is None or (isinstance(dims, LastDims) and not dims.sizes_match(op, bound)):
         raise NotLowered("the shapes do not match")
-    for name, other in rest.items():
-        if isinstance(other, (Dense, Sparse)) and not labels.belongs_to(arguments[0].name, name):
-            kind = "sparse" if isinstance(other, Sparse) else "dense"
-            raise NotLowered(f"{name}, {kind}, is no number")
-    if isinstance(dims, Slices) and dims.needs_elements and known_to_hold(x.values.data.numel() == 0):
+    others = {other: y for other, y in c.named.items() if other != name and isinstance(y, (Dense, Sparse))}
+    for other, y in others.items():
+        if not labels.belongs_to(name, other):
+            raise NotLowered(f"{other}, {'sparse' if isinstance(y, Sparse) else 'dense'}, is no number")
+    along = [d for d, label in enumerate(labels.operands[name]) if label in labels.roles]
+    wide = any(y.ndim > len(x.dense_sizes) for y in others.values())
+    stored = [other for other, y in others.items() if isinstance(y, Sparse)]
+    sparse = [d for d in along if d < x.pattern.ndim]
+    call = SliceCall(c, x, name, labels, along, sparse, list(others), stored, wide, {})
+    inside = call.inside(x.pattern.lead)
+    named = {} if sparse else call.over(inside[0] if isinstance(call.dim, int) else inside)
+    return call._replace(of_values=named)[2:]
+
+
+def slice_call(c: Bound) -> SliceCall:
+    """A call as :class:`SliceCall`; NotLowered if it is not one."""
+    dims, named, plan = c.rule.dims, c.named, slicing_of(c)
+    call = SliceCall(c, named[plan[0]], *plan)
+    shape = call.x.shape
+    if 0 in shape:
+        raise NotLowered("its input is empty")  # results of empty slices are torch's, computed densely
+    if isinstance(dims, LastDims) and not dims.sizes_match(shape, [named[n] for n in call.others], named):
+        raise NotLowered("the shapes do not match")
+    if isinstance(dims, Slices) and dims.needs_elements and known_to_hold(call.x.values.data.numel() == 0):
         raise NotLowered("torch refuses input without elements, and nothing is stored")
-    return SliceCall(rule, op, x, labels, dim, rest)
+    return call
 
 
 # ---------------------------------------------------------------------------------------------------- on the values
 
 
-def on_dense_dims(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def on_dense_dims(c: Bound) -> Any:
     """The rule on the values, for slices that run over dense dimensions only."""
-    return of_values(slice_call(rule, op, *args, **kwargs))
+    return of_values(slice_call(c))
 
 
 def of_values(call: SliceCall) -> Any:
     """The same of a call."""
     if call.along:
         raise call.refusal("dense")
-    if any(isinstance(r, (Dense, Sparse)) and r.ndim > len(call.x.dense_sizes) for r in call.rest.values()):
+    if call.wide:
         raise NotLowered("an operand has sparse dimensions of the first one")
-    inside = call.inside(call.x.pattern.lead)
-    result = call.run(call.x.values, inside[0] if isinstance(call.dim, int) else inside)
-    return map_tensors(call.x.like, result, Dense)
+    return map_tensors(call.x.like, call.run(call.x.values, call.of_values), Dense)
 
 
 # ------------------------------------------------------------------------------------------------------ by segments
@@ -182,7 +197,7 @@ def at_elements(parameter: Dense | Sparse | None, x: Sparse) -> Dense | None:
     return x.like(align_to(parameter, x).map(lambda t: t.expand(x.values.shape))).flat
 
 
-def by_segments(body: Body) -> ForRule:
+def by_segments(body: Body) -> OnCall:
     """A lowering by segments, from ``body(op, over, x, *parameters, **options)``.
 
     over        the slices, as :class:`Segments`
@@ -193,13 +208,14 @@ def by_segments(body: Body) -> ForRule:
     It returns a tensor for each result, with a value for each element or for each slice: what is valid, the law says.
     """
 
-    def run(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        call, dims = slice_call(rule, op, *args, **kwargs), rule.dims
+    def run(c: Bound) -> Any:
+        call, dims, op = slice_call(c), c.rule.dims, c.op
         assert isinstance(dims, (Slices, LastDims))
         if not call.along:
             return of_values(call)
         x, flat = call.x, call.x.flat
-        given, options = for_body(op, dims, (), call.rest)
+        (_, *args), kwargs = c.given
+        given, options = for_body(op, dims, args, kwargs)
         parameters = [at_elements(p, x) for p in given]
         of_elements = [dims.is_of_elements(op, n) for n in range(len(op._schema.returns))]
         over = Segments(x, call.along, call.inside(1), occupied=all(of_elements))
@@ -216,25 +232,25 @@ def by_segments(body: Body) -> ForRule:
             return shown(0, results)
         return tuple(shown(n, values) for n, values in enumerate(results))
 
-    return ForRule(run)
+    return OnCall(run)
 
 
 # --------------------------------------------------------------------------------------------------- on padded rows
 
 
-def on_padded_rows(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def on_padded_rows(c: Bound) -> Any:
     """The rule on padded rows, with its results moved back to the coordinates of the elements."""
-    call = slice_call(rule, op, *args, **kwargs)
-    x, slices, number = call.x, call.slices, call.number
-    if not call.along or not isinstance(rule.dims, Slices):
-        raise call.refusal("sparse" if not call.along else "dense")
+    call = slice_call(c)
+    x, slices, number, along = call.x, call.slices, call.number, call.along
+    if not along or not isinstance(c.rule.dims, Slices):
+        raise call.refusal("dense" if along else "sparse")
     if number is not None and number > math.prod(x.shape[d] for d in call.dims):
         raise NotLowered(f"torch refuses a {slices.number} that is greater than the slice")
-    rows = PaddedRows(x, call.along, at_least=max(1, number or 1), occupied=slices.gives != "one")
+    rows = PaddedRows(x, along, at_least=max(1, number or 1), occupied=slices.gives != "one")
     record = rows.pad(x.flat)
     if slices.gives == "one" and not isinstance(call.dim, int) and len(call.dims) == x.ndim:
         return _over_all_elements(call, rows, record)
-    result = call.run(record, 1 if isinstance(call.dim, int) else [1, *call.inside(2)])
+    result = call.run(record, call.over(1 if isinstance(call.dim, int) else [1, *call.inside(2)]))
     result = _map_results(result, slices.positions, lambda r: _positions_in_slice(r, rows))
     if slices.gives != "one":
         return map_tensors(lambda r: _to_sparse(r, rows, call), result, Dense)
@@ -243,7 +259,7 @@ def on_padded_rows(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any
 
 def _over_all_elements(call: SliceCall, rows: PaddedRows, record: Dense) -> Any:
     single_row = record.map(lambda t: t.squeeze(0))
-    result = call.run(single_row, None if call.dim is None else list(range(single_row.ndim)))
+    result = call.run(single_row, call.over(None if call.dim is None else list(range(single_row.ndim))))
     result = _map_results(result, call.slices.positions, lambda r: _positions_in_tensor(r, rows, call.x))
     return _reshaped(result, call)
 
@@ -297,7 +313,7 @@ def _to_sparse(r: Dense, rows: PaddedRows, call: SliceCall) -> Sparse:
     return from_coordinates(x.pattern.layout.exact_sibling, coordinates, flat, sizes)
 
 
-ON_DENSE_DIMS, ON_PADDED_ROWS = ForRule(on_dense_dims), ForRule(on_padded_rows)
+ON_DENSE_DIMS, ON_PADDED_ROWS = OnCall(on_dense_dims), OnCall(on_padded_rows)
 SLICEWISE = first_of(ON_DENSE_DIMS, ON_PADDED_ROWS)
 
 

@@ -11,6 +11,7 @@ names of arguments, and the text of the refusal follows::
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -135,7 +136,8 @@ def _eager(c: Bound, stated: bool) -> Iterator[str]:
 
 def _elements(c: Bound, stated: bool | list[str]) -> Iterator[str]:
     for record in _each([c.named.get(name) for name in (c.named if stated is True else stated or ())]):
-        if any(known_to_hold(size == 0) for size in record.shape):
+        stored = record.base if isinstance(record, Permuted) else record
+        if known_to_hold(math.prod(stored.shape) == 0):
             yield f"an operand of shape {tuple(record.shape)} has no elements"
 
 
@@ -171,8 +173,10 @@ def raise_error_of_torch(c: Bound) -> None:
 
 def _each(value: Any) -> list[Any]:
     """The records in an argument: none, one, or those of a list."""
+    if type(value) in (Dense, Sparse, Permuted):
+        return [value]
     found: list[Any] = []
-    map_tensors(found.append, [value], (Dense, Sparse, Permuted))
+    map_tensors(found.append, value, (Dense, Sparse, Permuted))
     return found
 
 

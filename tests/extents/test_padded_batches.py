@@ -90,6 +90,7 @@ RIGHT_OR_LEFT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:x.* 0. is an end of the batch:masked_dispatch.BatchEndWarning")  # in the loop
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", RIGHT_OR_LEFT)
 def test_a_batch_is_its_samples(name: str, side: str) -> None:

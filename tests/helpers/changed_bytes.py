@@ -8,7 +8,7 @@ import sys
 from repository import HELPERS
 
 CORRUPTED = HELPERS / "corrupted_files.py"
-KINDS = ("dense", "coo", "hybrid", "csr", "csc", "bsr", "bsc", "packed")
+KINDS = ("dense", "coo", "hybrid", "csr", "csc", "bsr", "bsc", "packed", "padded")
 
 
 def change_bytes(seed: int, count: int, *kinds: str) -> subprocess.CompletedProcess[str]:

@@ -20,12 +20,15 @@ import torch
 
 import masked_dispatch as md
 
+LENGTHS = torch.tensor([6, 4, 1, 6])
 MEMORY = 16 << 30  # where a changed size asks for more, that is an error and not the machine's end
 
 
 def tensor(kind: str) -> Any:
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(4, 6, 2, generator=generator) < 0.4
+    if kind == "padded":
+        mask &= LENGTHS[:, None, None] > torch.arange(6)[:, None]
     x = md.masked_tensor(torch.randn(4, 6, 2, generator=generator), mask)
     return {
         "dense": lambda: x,
@@ -36,6 +39,7 @@ def tensor(kind: str) -> Any:
         "bsr": lambda: x.to_sparse_bsr((2, 2)),
         "bsc": lambda: x.to_sparse_bsc((2, 2)),
         "packed": lambda: x.to_packed(),
+        "padded": lambda: md.padded(x, LENGTHS[:, None, None] > torch.arange(6)[:, None]),
     }[kind]()
 
 

@@ -35,7 +35,7 @@ FLOORS = {
         ("replacements",),
         ("compiler_internals", "densification", "distributed_internals", "forks", "later_import", "versions"),
         ("engine_internals", "torch_internals"),
-        ("scopes",),
+        ("scopes", "caller_warnings"),
         ("densify_policy", "update_policy"),
         ("tensor",),
         ("autograd",),

@@ -165,7 +165,7 @@ def test_an_assignment_that_drops_a_mask() -> None:
     assert found_in(lambda: plain.copy_(x.to_tensor(0))) == []
 
 
-@pytest.mark.filterwarnings("ignore:.*an? end of the batch:UserWarning")
+@pytest.mark.filterwarnings("ignore::masked_dispatch.BatchEndWarning")
 def test_the_end_of_a_batch() -> None:
     x = batch(2)
     with md.audit() as report:
@@ -173,9 +173,10 @@ def test_the_end_of_a_batch() -> None:
     assert not head.get_mask().any()
     (finding,) = report.findings
     assert (finding.kind, finding.count, finding.code) == ("batch end", 6, "head = x[:, -1]")
-    assert finding.what.startswith("x[:, -1] is ")
-    assert finding.what.endswith(" batch's end, where shorter samples have padding")
-    assert finding.todo.startswith("masked_dispatch.last(x, 1) ")
+    assert finding.what == "x[:, -1] is an end of the batch, where shorter samples have padding"
+    assert finding.todo == (
+        "masked_dispatch.last(x, 1) takes each sample's own; x.without_extent() says that the batch's is meant."
+    )
     assert str(report).split("\n")[2] == f"    {finding.what}: 6 elements"
     assert found_in(lambda: x[:, -2:]) == [("batch end", 10)]
     whole = md.padded(x[:, :2].without_extent(), torch.ones(3, 2, 1, dtype=torch.bool), dim=1)
@@ -361,7 +362,7 @@ def test_a_right_training_step_is_silent(model: Callable[[], nn.Module]) -> None
     assert report._calls > 15
 
 
-@pytest.mark.filterwarnings("ignore:.*an? end of the batch:UserWarning")
+@pytest.mark.filterwarnings("ignore::masked_dispatch.BatchEndWarning")
 def test_a_wrong_training_step_is_not() -> None:
     assert [f.kind for f in step(Last(), batch(8)).findings] == ["batch end"]
 

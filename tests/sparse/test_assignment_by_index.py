@@ -192,3 +192,10 @@ def test_what_is_written_alone_is_made_into_indices() -> None:
     x[-1, :4] = 1.0
     assert x.nnz == 8
     assert x.sum() == 13
+
+
+def test_values_put_at_no_position_leave_a_sparse_tensor_as_it_is() -> None:
+    x = md.masked_tensor(torch.arange(12.0).reshape(3, 4), MASK).to_sparse()
+    with md.densify("never"):
+        result = x.put(torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    assert torch.equal(result.to_tensor(0), x.to_tensor(0))

@@ -45,6 +45,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 STARTS: dict[str, Callable[[], Any]] = {
     "a mask": lambda: md.masked_tensor(torch.ones(3, 3), torch.eye(3) > 0),
+    "an extent": lambda: md.padded(md.masked_tensor(torch.ones(3, 3), torch.ones(3, 3).tril() > 0)),
     "no mask": lambda: md.as_masked_tensor(torch.ones(3, 3)),
     "written to": lambda: md.masked_tensor(torch.ones(3, 3), torch.eye(3) > 0).mul_(2).fill_(1.0),
     "coo": lambda: md.masked_tensor(torch.ones(3, 3), torch.eye(3) > 0).to_sparse(),

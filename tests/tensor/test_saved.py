@@ -21,7 +21,7 @@ from masked_dispatch.tensor.file_format import VERSION, load
 from masked_dispatch.tensor.masked_tensor import rebuild as masked_rebuild
 from masked_dispatch.tensor.sparse_tensor import rebuild_sparse, rebuild_sparse_of, rebuild_stored, stored_parts
 
-KINDS = ("dense", "coo", "hybrid", "csr", "csc", "bsr", "bsc", "packed")
+KINDS = ("dense", "coo", "hybrid", "csr", "csc", "bsr", "bsc", "packed", "padded")
 Parts = dict[str, Any]
 
 
@@ -56,6 +56,13 @@ class File:
         return self.made
 
 
+def same_extents(x: Any, y: Any) -> bool:
+    if x._extent is None or y._extent is None:
+        return x._extent is y._extent
+    known = x._extent.known == y._extent.known and x._extent.is_mask == y._extent.is_mask
+    return known and bool((x.extent == y.extent).all())
+
+
 def loaded(x: Any) -> Any:
     buffer = io.BytesIO()
     torch.save({"x": x}, buffer)
@@ -78,6 +85,7 @@ def test_what_was_saved_is_loaded(kind: str) -> None:
             assert again.requires_grad == parameter.requires_grad
             assert again.storage_layout is x.storage_layout
             assert torch.equal(again.detach(), x)
+            assert same_extents(again, x)
 
 
 def test_what_is_kept_with_a_mask_is_not_saved() -> None:
@@ -151,7 +159,7 @@ def test_files_of_the_second_version_are_read(kind: str) -> None:
 
 def test_copies_are_not_checked() -> None:
     """A copy of what is there costs no look at it."""
-    with mock.patch.object(saved, "_has_values", side_effect=AssertionError("looked at")):
+    with mock.patch.object(saved, "has_values", side_effect=AssertionError("looked at")):
         for kind in ALL_KINDS:
             x = stored(kind)
             copy.copy(x)
@@ -240,7 +248,43 @@ def whole_numbers(parts: Parts) -> Parts:
     return {**of_values(lambda v: v.long())(parts), "requires_grad": True}
 
 
+def extent(change: Callable[[bool, tuple[Any, ...], Tensor], Any]) -> Wrong:
+    """An extent with other parts: whether it is the mask, what it knows of its dimensions, its boolean."""
+    return changed("extent", lambda parts: change(*parts))
+
+
+def of_there(change: Callable[[Tensor], Any]) -> Wrong:
+    return extent(lambda is_mask, known, there: (is_mask, known, change(there)))
+
+
+def knowing(of_time: Any) -> Wrong:
+    return extent(lambda is_mask, known, there: (is_mask, ((("samples",), of_time, None),), there))
+
+
 WRONG: dict[str, tuple[Wrong, str, str]] = {
+    "a number for an extent": (changed("extent", lambda _: 5), "its extent is its mask: None", "padded"),
+    "an extent of nothing": (changed("extent", lambda _: ()), "and of its 0 factors is known: None", "padded"),
+    "text for whether it is the mask": (extent(lambda _, *rest: ("yes", *rest)), "is its mask: 'yes'", "padded"),
+    "knowledge of two factors": (extent(lambda m, k, t: (m, k * 2, t)), "its 1 factors is known: ", "padded"),
+    "knowledge of text": (extent(lambda m, k, t: (m, ("abc",), t)), "knows 'abc' of its 3 dimensions", "padded"),
+    "knowledge of two dimensions": (extent(lambda m, k, t: (m, (k[0][:2],), t)), "of its 3 dimensions", "padded"),
+    "an unknown word": (knowing(("ragged",)), "what it knows of a dimension is \\('ragged',\\)", "padded"),
+    "positions of numbers": (knowing(("positions", 1, 0, ())), "of a dimension is \\('positions', 1", "padded"),
+    "parts of text": (knowing(("merged", "ab")), "the parts of a dimension .* are 'ab'", "padded"),
+    "parts of negative size": (knowing(("merged", ((-1, None),))), "are \\(\\(-1, None\\),\\)", "padded"),
+    "a factor without a boolean": (of_there(lambda t: None), "a factor of its extent is missing", "padded"),
+    "a boolean of text": (of_there(lambda t: "abc"), "the type of its extent is str", "padded"),
+    "a boolean of float": (of_there(lambda t: t.float()), "its extent has dtype torch.float32", "padded"),
+    "a boolean of 2": (of_there(lambda t: t * 2), "its extent runs from 0 to 2", "padded"),
+    "a boolean elsewhere": (of_there(lambda t: t.to("meta")), "its extent is on meta", "padded"),
+    "a boolean too short": (of_there(lambda t: t[:, :-1]), "its extent has shape \\(4, 5, 1\\)", "padded"),
+    "a boolean of features": (of_there(lambda t: t.repeat(1, 1, 2)), "and does not depend on each", "padded"),
+    "what is valid and not there": (of_there(lambda t: t * 0), "an element is valid where its extent says", "padded"),
+    "a mask with holes for an extent": (
+        extent(lambda _, *rest: (True, *rest)),
+        "an element is invalid where its extent, which is its mask",
+        "padded",
+    ),
     "validity of bool": (
         changed("validity", lambda v: v.bool()),
         "its validity has dtype torch.bool, not int8",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from op_registry.authoring import Bound, Dense, registry
+from op_registry.authoring import ELEMENTWISE, Bound, Dense, masked_rule, registry
 
 aten = torch.ops.aten
 
@@ -57,3 +57,32 @@ def test_a_name_that_no_argument_has_is_refused_with_those_that_there_are() -> N
         call.dim  # noqa: B018
     with pytest.raises(KeyError, match=r"the arguments of aten\.relu\.default are self; none is dim, keepdim"):
         call.with_(dim=1, keepdim=True)
+
+
+def test_an_argument_called_as_an_attribute_of_calls_is_an_item() -> None:
+    with torch.library._scoped_library("bound_calls", "DEF") as library:
+        library.define("shifted(Tensor map, float run) -> Tensor")
+        x = Dense(torch.ones(2))
+        call = Bound.of(None, torch.ops.bound_calls.shifted.default, (x, 2.0), {})
+    assert (call["map"], call["run"]) == (x, 2.0)
+    assert call.map(lambda r: 0, Dense)["map"] == 0
+
+
+def test_a_rule_may_take_the_bound_call() -> None:
+    waiting: list[Any] = []
+
+    def keep(rule: Any) -> Any:
+        waiting.append(rule)
+        return rule
+
+    @masked_rule(aten.celu.default, category=ELEMENTWISE, takes_call=True, register=keep)
+    def celu(c: Bound) -> Dense:
+        """The operator on the data."""
+        return c.self.like(c.with_(self=c.self.data).applied(c.op))
+
+    (rule,) = waiting
+    x = Dense(torch.tensor([-1.0, 2.0]), torch.tensor([1, 0], dtype=torch.int8))
+    found = rule.bind(aten.celu.default)(x, alpha=2.0)
+    assert torch.equal(found.data, aten.celu(x.data, 2.0))
+    assert found.validity is x.validity
+    assert rule.run.__name__ == "celu"

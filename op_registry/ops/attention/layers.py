@@ -17,12 +17,13 @@ from op_registry.authoring import (
     ATTENTION,
     QUERY,
     Bound,
+    ByArgument,
     Dense,
+    Equation,
     NotLowered,
     Permuted,
     Rule,
     Sparse,
-    Unknown,
     aligned_validity,
     all_valid,
     by_rule,
@@ -31,6 +32,7 @@ from op_registry.authoring import (
     hand_on,
     masked_rule,
     on_call,
+    records_in,
 )
 from op_registry.ops.attention import tokens
 
@@ -78,168 +80,113 @@ def projections(run: Call, inputs: Sequence[Any], qkv_weight: Any, qkv_bias: Any
     return [run(aten.linear.default, x, part(qkv_weight, i), part(qkv_bias, i)) for i, x in enumerate(inputs)]
 
 
-def _multi_head_attention(
-    run: Call,
-    query: Any,
-    key: Any,
-    value: Any,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: Dense,
-    qkv_bias: Dense,
-    proj_weight: Dense,
-    proj_bias: Dense,
-    mask: Dense | None = None,
-    need_weights: bool = True,
-    average_attn_weights: bool = True,
-    mask_type: int | None = None,
-) -> tuple[Any, Any]:
-    projected = projections(run, (query, key, value), qkv_weight, qkv_bias)
-    q, k, v = (in_heads(run, x, num_head) for x in projected)
+def attended(run: Call, inputs: Sequence[Any], c: Bound, need_weights: bool, average: bool = True) -> tuple[Any, Any]:
+    """Attention of queries to keys and values in the heads, with the weights and the mask of a call; and its weights.
+
+    The call's `mask` is True (or non-zero) where a key is *excluded*: ``mask_type`` 0 for every query and key (L, S), 1
+    for every key of a sample (B, S), 2 for both (B, heads, L, S).
+    """
+    q, k, v = (in_heads(run, x, _heads(c)) for x in projections(run, inputs, c.qkv_weight, c.qkv_bias))
     allowed = None
-    if mask is not None:
-        excluded, validity = mask.data.to(torch.bool), aligned_validity(mask)
-        if mask_type == 1:
+    if c.mask is not None:
+        excluded, validity = c.mask.data.to(torch.bool), aligned_validity(c.mask)
+        if c.mask_type == 1:
             excluded = excluded[:, None, None]
             validity = None if validity is None else validity[:, None, None]
-        allowed = Dense(torch.zeros_like(excluded, dtype=query.dtype).masked_fill(excluded, -torch.inf), validity)
+        dtype = inputs[0].dtype
+        allowed = Dense(torch.zeros_like(excluded, dtype=dtype).masked_fill(excluded, -torch.inf), validity)
     if need_weights:
         mixed, weights = run(aten._scaled_dot_product_attention_math.default, q, k, v, allowed)
-        if average_attn_weights:
+        if average:
             weights = run(aten.mean.dim, weights, [1])
     else:
         mixed = run(aten.scaled_dot_product_attention.default, q, k, v, allowed)
-        weights = Dense(qkv_weight.data.new_empty(0))
-    return run(aten.linear.default, merged_heads(run, mixed), proj_weight, proj_bias), weights
+        weights = None
+    return run(aten.linear.default, merged_heads(run, mixed), c.proj_weight, c.proj_bias), weights
 
 
-@masked_rule(aten._native_multi_head_attention.default, category=ATTENTION, dims=Unknown("it may be one nested tensor"))
-def _native_multi_head_attention(
-    query: Dense,
-    key: Dense,
-    value: Dense,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: Dense,
-    qkv_bias: Dense,
-    proj_weight: Dense,
-    proj_bias: Dense,
-    mask: Dense | None = None,
-    need_weights: bool = True,
-    average_attn_weights: bool = True,
-    mask_type: int | None = None,
-) -> tuple[Dense, Dense]:
-    """nn.MultiheadAttention in eval mode, batch first. `mask` is True (or non-zero) where a key is *excluded*:
-
-    ``mask_type`` 0 for every query and key (L, S), 1 for every key of a sample (B, S), 2 for both (B, heads, L, S).
-    """
-    weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-    options = (mask, need_weights, average_attn_weights, mask_type)
-    if all_valid(query, key, value, *weights, mask):
-        plain = data_of([query, key, value, embed_dim, num_head, *weights, *options])
-        result = aten._native_multi_head_attention(*plain)
-        return Dense(result[0]), Dense(result[1])
-    return _multi_head_attention(on_dense, query, key, value, embed_dim, num_head, *weights, *options)
+def _heads(c: Bound) -> int:
+    return c["num_heads" if "num_heads" in c else "num_head"]
 
 
-def _encoder_layer(
-    run: Call,
-    src: Any,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: Dense,
-    qkv_bias: Dense,
-    proj_weight: Dense,
-    proj_bias: Dense,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: Dense,
-    norm_bias_1: Dense,
-    norm_weight_2: Dense,
-    norm_bias_2: Dense,
-    ffn_weight_1: Dense,
-    ffn_bias_1: Dense,
-    ffn_weight_2: Dense,
-    ffn_bias_2: Dense,
-    mask: Dense | None = None,
-    mask_type: int | None = None,
-) -> Any:
+def _multi_head_attention(run: Call, c: Bound) -> tuple[Any, Any]:
+    result, weights = attended(run, (c.query, c.key, c.value), c, c.need_weights, c.average_attn_weights)
+    return result, Dense(c.qkv_weight.data.new_empty(0)) if weights is None else weights
+
+
+_ATTENDED = "bqe,bkf,bkg,?,?,?,?,?->bqO,"
+
+
+@masked_rule(
+    aten._native_multi_head_attention.default,
+    category=ATTENTION,
+    takes_call=True,
+    dims=ByArgument(
+        "need_weights",
+        ByArgument("average_attn_weights", Equation(f"{_ATTENDED}bqK"), Equation(f"{_ATTENDED}bHqK")),
+        Equation(_ATTENDED),
+    ),
+)
+def _native_multi_head_attention(c: Bound) -> tuple[Dense, Dense]:
+    """nn.MultiheadAttention in eval mode, batch first."""
+    if all_valid(*records_in(c.named.values())):
+        result, weights = c.map(data_of, Dense).applied(c.op)
+        return Dense(result), Dense(weights)
+    return _multi_head_attention(on_dense, c)
+
+
+def _encoder_layer(run: Call, c: Bound) -> Any:
     def attend(x: Any) -> Any:
-        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        options = (mask, False, True, mask_type)
-        return _multi_head_attention(run, x, x, x, embed_dim, num_heads, *weights, *options)[0]
+        return attended(run, (x, x, x), c, need_weights=False)[0]
 
     def feed_forward(x: Any) -> Any:
-        hidden = run(aten.linear.default, x, ffn_weight_1, ffn_bias_1)
-        hidden = run(aten.gelu.default if use_gelu else aten.relu.default, hidden)
-        return run(aten.linear.default, hidden, ffn_weight_2, ffn_bias_2)
+        hidden = run(aten.linear.default, x, c.ffn_weight_1, c.ffn_bias_1)
+        hidden = run(aten.gelu.default if c.use_gelu else aten.relu.default, hidden)
+        return run(aten.linear.default, hidden, c.ffn_weight_2, c.ffn_bias_2)
 
-    def norm(x: Any, weight: Dense, bias: Dense) -> Any:
-        return run(aten.layer_norm.default, x, [embed_dim], weight, bias, eps)
+    def norm(x: Any, n: int) -> Any:
+        return run(aten.layer_norm.default, x, [c.embed_dim], c[f"norm_weight_{n}"], c[f"norm_bias_{n}"], c.eps)
 
     def add(x: Any, y: Any) -> Any:
         return run(aten.add.Tensor, x, y)
 
-    if norm_first:
-        x = add(src, attend(norm(src, norm_weight_1, norm_bias_1)))
-        return add(x, feed_forward(norm(x, norm_weight_2, norm_bias_2)))
-    x = norm(add(src, attend(src)), norm_weight_1, norm_bias_1)
-    return norm(add(x, feed_forward(x)), norm_weight_2, norm_bias_2)
+    if c.norm_first:
+        x = add(c.src, attend(norm(c.src, 1)))
+        return add(x, feed_forward(norm(x, 2)))
+    x = norm(add(c.src, attend(c.src)), 1)
+    return norm(add(x, feed_forward(x)), 2)
 
 
 @masked_rule(
-    aten._transformer_encoder_layer_fwd.default, category=ATTENTION, dims=Unknown("it may be one nested tensor")
+    aten._transformer_encoder_layer_fwd.default,
+    category=ATTENTION,
+    takes_call=True,
+    dims=Equation(f"bTE{',?' * 13}->bTE"),
 )
-def _transformer_encoder_layer_fwd(
-    src: Dense,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: Dense,
-    qkv_bias: Dense,
-    proj_weight: Dense,
-    proj_bias: Dense,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: Dense,
-    norm_bias_1: Dense,
-    norm_weight_2: Dense,
-    norm_bias_2: Dense,
-    ffn_weight_1: Dense,
-    ffn_bias_1: Dense,
-    ffn_weight_2: Dense,
-    ffn_bias_2: Dense,
-    mask: Dense | None = None,
-    mask_type: int | None = None,
-) -> Dense:
+def _transformer_encoder_layer_fwd(c: Bound) -> Dense:
     """nn.TransformerEncoderLayer in eval mode, batch first."""
-    attention = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-    norms = (norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2)
-    ffn = (ffn_weight_1, ffn_bias_1, ffn_weight_2, ffn_bias_2)
-    given: list[Any] = [src, embed_dim, num_heads, *attention, use_gelu, norm_first, eps, *norms, *ffn, mask, mask_type]
-    if all_valid(src, *attention, *norms, *ffn, mask):
-        return Dense(aten._transformer_encoder_layer_fwd(*data_of(given)))
-    on_tokens = tokens.on_padded(_encoder_layer, *given)
-    return _encoder_layer(on_dense, *given) if on_tokens is None else on_tokens
+    if all_valid(*records_in(c.named.values())):
+        return Dense(c.map(data_of, Dense).applied(c.op))
+    on_tokens = tokens.on_padded(_encoder_layer, c)
+    return _encoder_layer(on_dense, c) if on_tokens is None else on_tokens
 
 
-def _packed_encoder_layer(run: Call, *given: Any) -> Any:
-    on_tokens = tokens.on_packed(_encoder_layer, *given)
-    return _encoder_layer(run, *given) if on_tokens is None else on_tokens
+def _packed_encoder_layer(run: Call, c: Bound) -> Any:
+    on_tokens = tokens.on_packed(_encoder_layer, c)
+    return _encoder_layer(run, c) if on_tokens is None else on_tokens
 
 
-def _lower(rule: Rule, layer: Callable[..., Any]) -> None:
+def _lower(rule: Rule, layer: Callable[[Call, Bound], Any]) -> None:
     """On packed batches: the same operators, each by its own lowering."""
 
     @rule.lowering(Sparse)
     @rule.lowering(Permuted)
     @on_call
     def lowering(c: Bound) -> Any:
-        x, width, heads = c.first, c.embed_dim, c["num_heads" if "num_heads" in c else "num_head"]
-        if 0 in x.shape or x.shape[-1] != width or tuple(c.qkv_weight.shape) != (3 * width, width) or width % heads:
+        x, width = c.first, c.embed_dim
+        if 0 in x.shape or x.shape[-1] != width or tuple(c.qkv_weight.shape) != (3 * width, width) or width % _heads(c):
             raise NotLowered("it has no elements, or the sizes of its weights do not fit")  # torch's errors and results
-        return layer(call, *c.named.values())
+        return layer(call, c)
 
 
 _lower(_native_multi_head_attention, _multi_head_attention)

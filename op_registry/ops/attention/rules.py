@@ -24,6 +24,7 @@ from op_registry.authoring import (
     ATTENTION,
     OPAQUE,
     QUERY,
+    Bound,
     ByArgument,
     Dense,
     Equation,
@@ -202,24 +203,20 @@ def _queries(query: Dense, *others: Dense) -> Tensor:
 @masked_rule(
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     category=ATTENTION,
+    takes_call=True,
     dims=Equation("bhqd,bhkd,bhkv,*qk->bhqv,bhq"),
 )
-def _scaled_dot_product_flash_attention_for_cpu(
-    query: Dense,
-    key: Dense,
-    value: Dense,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Dense | None = None,
-    scale: float | None = None,
-) -> tuple[Dense, Dense]:
-    p = plan(query, key, value, attn_mask, is_causal)
-    mask = _as_bias(p.attn_mask, query.dtype)
-    output, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(
-        query.filled(0), key.filled(0), value.filled(0), dropout_p, p.is_causal, attn_mask=mask, scale=scale
-    )
+def _scaled_dot_product_flash_attention_for_cpu(c: Bound) -> tuple[Dense, Dense]:
+    p = plan(c.query, c.key, c.value, c.attn_mask, c.is_causal)
+    output, logsumexp = _planned(c, p)
     return Dense(output, p.output), Dense(logsumexp, None if p.rows is None else p.rows.squeeze(-1))
+
+
+def _planned(c: Bound, p: Plan) -> Any:
+    """A call of torch's kernel as planned, on tensors filled with 0."""
+    mask = _as_bias(p.attn_mask, c.query.dtype)
+    filled = {name: c[name].filled(0) for name in ("query", "key", "value")}
+    return c.with_(**filled, attn_mask=mask, is_causal=p.is_causal).applied(c.op)
 
 
 def _as_bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -232,38 +229,20 @@ def _as_bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 @masked_rule(
     aten._scaled_dot_product_attention_math.default,
     category=ATTENTION,
+    takes_call=True,
     dims=ByArgument(
         "enable_gqa",
         Equation("*(hr)qd,*hKd,*hKv,*(hr)qK,*(hr)qK->*(hr)qv,*(hr)qK"),
         Equation("*qd,*Kd,*Kv,*qK,*qK->*qv,*qK"),
     ),
 )
-def _scaled_dot_product_attention_math(
-    query: Dense,
-    key: Dense,
-    value: Dense,
-    attn_mask: Dense | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    dropout_mask: Dense | None = None,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Dense, Dense]:
+def _scaled_dot_product_attention_math(c: Bound) -> tuple[Dense, Dense]:
+    attn_mask, dropout_mask = c.attn_mask, c.dropout_mask
     if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = attn_mask.like(attn_mask.data.to(query.dtype))
-    p = plan(query, key, value, attn_mask, is_causal, enable_gqa)
-    output, weights = aten._scaled_dot_product_attention_math(
-        query.filled(0),
-        key.filled(0),
-        value.filled(0),
-        _as_bias(p.attn_mask, query.dtype),
-        dropout_p,
-        p.is_causal,
-        None if dropout_mask is None else dropout_mask.filled(True),
-        scale=scale,
-        enable_gqa=enable_gqa,
-    )
+        attn_mask = attn_mask.like(attn_mask.data.to(c.query.dtype))
+    p = plan(c.query, c.key, c.value, attn_mask, c.is_causal, c.enable_gqa)
+    dropout = None if dropout_mask is None else dropout_mask.filled(True)
+    output, weights = _planned(c.with_(dropout_mask=dropout), p)
     return Dense(output, p.output), Dense(weights, p.weights)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    AnyRecord,
+    Bound,
     Dense,
     Permuted,
     Sparse,
@@ -33,49 +33,48 @@ from op_registry.ops.attention.packed import attend_rows
 
 aten = torch.ops.aten
 
-Layer = Callable[..., Any]
+# A layer, as the operators that `run` runs on the operands of a call.
+Layer = Callable[[Callable[..., Any], Bound], Any]
 
 
-def on_packed(layer: Layer, x: AnyRecord, *operands: Any) -> Sparse | None:
+def on_packed(layer: Layer, c: Bound) -> Sparse | None:
     """The layer on a packed batch (B, T, D) whose stored values are all valid; None for other calls."""
-    if not isinstance(x, Sparse) or not _are_plain(x, operands):
+    x = c.src
+    if not isinstance(x, Sparse) or not _are_plain(c):
         return None
     rows = x.values
     if rows.validity is not None or rows.ndim != 2 or being_traced(rows.data) or rows.shape[0] == 0:
         return None
-    return x.like(Dense(_on_tokens(layer, rows.data, x.pattern.lengths(), operands)))
+    return x.like(Dense(_on_tokens(layer, rows.data, x.pattern.lengths(), c)))
 
 
-def on_padded(layer: Layer, x: Dense, *operands: Any) -> Dense | None:
+def on_padded(layer: Layer, c: Bound) -> Dense | None:
     """The layer on a padded batch (B, T, D) with one validity per token; None for other calls or off the CPU.
 
     Like torch's own layer with a padding mask, it leaves padding out of every product.
     """
-    if x.ndim != 3 or not has_whole_slices(x, (2,)) or not may_be_read(x.data) or not _are_plain(x, operands):
+    x: Dense = c.src
+    if x.ndim != 3 or not has_whole_slices(x, (2,)) or not may_be_read(x.data) or not _are_plain(c):
         return None
     positions, lengths = valid_rows(x)
     if positions.shape[0] == 0:
         return None
-    return put_rows(_on_tokens(layer, take_rows(x, positions), lengths, operands), positions, x)
+    return put_rows(_on_tokens(layer, take_rows(x, positions), lengths, c), positions, x)
 
 
-_OPERANDS = [argument.name for argument in aten._transformer_encoder_layer_fwd.default._schema.arguments][1:]
-
-
-def _are_plain(x: AnyRecord, operands: Sequence[Any]) -> bool:
+def _are_plain(c: Bound) -> bool:
     """Whether all weights of an encoder layer are valid and stored densely, and attention is given no mask."""
-    given = dict(zip(_OPERANDS, operands, strict=False))
-    records = [o for o in operands if isinstance(o, (Dense, Sparse, Permuted))]
-    dense = all(isinstance(r, Dense) and not being_traced(r.data) for r in records)
-    return given.get("mask") is None and dense and all_valid(*records) and not autocast_on(x.device)
+    weights = [r for r in c.named.values() if isinstance(r, (Dense, Sparse, Permuted)) and r is not c.src]
+    dense = all(isinstance(r, Dense) and not being_traced(r.data) for r in weights)
+    return c.mask is None and dense and all_valid(*weights) and not autocast_on(c.src.device)
 
 
-def _on_tokens(layer: Layer, rows: Tensor, lengths: Sequence[int], operands: Sequence[Any]) -> Tensor:
+def _on_tokens(layer: Layer, rows: Tensor, lengths: Sequence[int], c: Bound) -> Tensor:
     def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         if op is not aten.scaled_dot_product_attention.default:
             return op(*args, **kwargs)
         query, key, value = (x.squeeze(0).transpose(0, 1) for x in args[:3])  # (1, H, n, d) as rows (n, H, d)
         return attend_rows(query, key, value, lengths, lengths).transpose(0, 1).unsqueeze(0)
 
-    result: Tensor = layer(run, rows.unsqueeze(0), *data_of(list(operands)))
+    result: Tensor = layer(run, c.with_(src=rows.unsqueeze(0)).map(data_of, Dense))
     return result.squeeze(0)

@@ -166,12 +166,11 @@ def dot_of_conjugate(c: Bound) -> Any:
 @sampled_addmm.lowering(Sparse)
 @on_call
 def sampled_by_sparse(c: Bound) -> Any:
-    labels = c.labels
     if not c.self.dtype == c.mat1.dtype == c.mat2.dtype:  # torch refuses it as well
         raise RuntimeError(
             f"sampled_addmm of {c.self.dtype} with factors of {c.mat1.dtype} and {c.mat2.dtype}: it needs one dtype. "
             f"Convert the first operand, x.to({c.mat1.dtype}), or the factors"
         )
-    if labels is None or not isinstance(c.self, Sparse) or c.self.dense_sizes or 0 in (*c.self.shape, *c.mat1.shape):
+    if not isinstance(c.self, Sparse) or c.self.dense_sizes or 0 in (*c.self.shape, *c.mat1.shape):
         raise NotLowered("its first operand is no sparse matrix, or it is empty")
-    return sampled_sum(c, labels)
+    return sampled_sum(c)

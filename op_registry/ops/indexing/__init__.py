@@ -18,6 +18,6 @@ from op_registry.ops.indexing import assignment, backward, embedding, packed, ru
 
 __all__ = ["assignment", "backward", "embedding", "packed", "rules", "scatter", "sparse", "sparse_writing"]
 
-# Try a dense table first, whose index may be sparse, then a sparse table; for embeddings the other way round.
+# Try a dense table first, whose index may be sparse, then a sparse table.
 rules.index_select.lowering(Sparse)(first_of(sparse.index_select_of_dense, sparse.index_select_of_sparse))
-embedding.embedding.lowering(Sparse)(first_of(sparse.embedding_of_sparse, packed.embedding_of_rows))
+embedding.embedding.lowering(Sparse)(first_of(packed.embedding_of_rows, sparse.embedding_of_sparse))

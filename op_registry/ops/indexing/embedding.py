@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from op_registry.authoring import (
     ACCUMULATION,
     INDEXING,
+    Bound,
     Dense,
     Equation,
     Lookup,
@@ -24,6 +24,7 @@ from op_registry.authoring import (
     as_bool,
     as_int8,
     broadcast_along,
+    data_of,
     full_mask,
     gradient_can_be_sparse,
     intersect,
@@ -124,84 +125,31 @@ SUM, MEAN, MAX = 0, 1, 2
 
 
 @masked_rule(
-    aten.embedding_bag.default,
+    aten.embedding_bag,
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
     category=ACCUMULATION,
-    takes_op=True,
+    takes_call=True,
     dims=Unknown("bags of several lengths lie in one dimension"),
 )
-def embedding_bag(
-    op: OpOverload,
-    weight: Dense,
-    indices: Dense,
-    offsets: Dense,
-    scale_grad_by_freq: bool = False,
-    mode: int = SUM,
-    sparse: bool = False,
-    per_sample_weights: Dense | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[Dense, ...]:
-    records = (weight, indices, offsets, per_sample_weights)
-    if all_valid(*records) and not (sparse and gradient_can_be_sparse(weight.data, indices.data)):
-        weight_data, index_data, starts, factors = (None if x is None else x.data for x in records)
-        padding = () if op is aten.embedding_bag.default else (padding_idx,)
-        options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, *padding)
-        return _as_records(op(weight_data, index_data, starts, *options))
-    return _bags(*records, mode, include_last_offset, padding_idx, scale_grad_by_freq, sparse)
-
-
-@masked_rule(
-    aten.embedding_bag.padding_idx, category=ACCUMULATION, dims=Unknown("bags of several lengths lie in one dimension")
-)
-def embedding_bag_with_padding(
-    weight: Dense,
-    indices: Dense,
-    offsets: Dense,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Dense | None,
-    include_last_offset: bool,
-    padding_idx: int | None,
-) -> tuple[Dense, ...]:
-    """As embedding_bag; here a negative `padding_idx` counts from the end."""
-    records = (weight, indices, offsets, per_sample_weights)
-    if all_valid(*records) and not (sparse and gradient_can_be_sparse(weight.data, indices.data)):
-        weight_data, index_data, starts, factors = (None if x is None else x.data for x in records)
-        options = (scale_grad_by_freq, mode, sparse, factors, include_last_offset, padding_idx)
-        return _as_records(aten.embedding_bag.padding_idx(weight_data, index_data, starts, *options))
-    row = -1 if padding_idx is None else padding_idx % weight.shape[0]
-    return _bags(*records, mode, include_last_offset, row, scale_grad_by_freq, sparse)
-
-
-def _as_records(results: tuple[Tensor, ...]) -> tuple[Dense, ...]:
-    return tuple(Dense(t) for t in results)
-
-
-def _bags(
-    weight: Dense,
-    indices: Dense,
-    offsets: Dense,
-    per_sample_weights: Dense | None,
-    mode: int,
-    include_last_offset: bool,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-    sparse: bool,
-) -> tuple[Dense, ...]:
+def embedding_bag(c: Bound) -> tuple[Dense, ...]:
     """Sum, mean or maximum of each bag's valid elements; a bag that is empty or all padding is 0, as in torch."""
+    weight, indices, offsets, per_sample_weights = c.weight, c.indices, c.offsets, c.per_sample_weights
+    if all_valid(*c.named.values()) and not (c.sparse and gradient_can_be_sparse(weight.data, indices.data)):
+        return tuple(Dense(t) for t in c.map(data_of, Dense).applied(c.op))
+    padding_idx = c.named.get("padding_idx", -1)
+    if c.op is aten.embedding_bag.padding_idx:  # a negative one counts from the end
+        padding_idx = -1 if padding_idx is None else padding_idx % weight.shape[0]
     if not known_all_valid(offsets):
         raise MaskedSemanticsError(
             f"embedding_bag has no meaning with invalid offsets (shape {tuple(offsets.shape)}): it is unknown where a "
             "bag begins. Fill them first with x.to_tensor(value)."
         )
-    starts = offsets.data[:-1] if include_last_offset else offsets.data
+    starts = offsets.data[:-1] if c.include_last_offset else offsets.data
     positions = torch.arange(indices.shape[0], device=indices.device)
     bag = torch.bucketize(positions, starts.to(torch.int64), right=True) - 1
     factor_validity = None if per_sample_weights is None else per_sample_weights.full_validity
-    rows = _rows(weight, indices, padding_idx, scale_grad_by_freq, sparse, factor_validity)
+    rows = _rows(weight, indices, padding_idx, c.scale_grad_by_freq, c.sparse, factor_validity)
     dtype = rows.dtype
     elements, validity = rows.data.to(accumulation_dtype(dtype)), rows.validity
     if per_sample_weights is not None:
@@ -221,7 +169,7 @@ def _bags(
 
     n = count_per_bag(valid_in_bag)
     valid = (n > 0) | (count_per_bag(in_bag) == 0)
-    if mode == MAX:
+    if c.mode == MAX:
         candidates = torch.where(valid_in_bag, elements, -torch.inf)
         start = candidates.new_full((starts.shape[0], elements.shape[1]), -torch.inf)
         greatest = start.scatter_reduce(0, bag.unsqueeze(1).expand_as(candidates), candidates, "amax")
@@ -229,7 +177,7 @@ def _bags(
     else:
         start = elements.new_zeros((starts.shape[0], elements.shape[1]))
         output = start.index_add(0, bag, torch.where(valid_in_bag, elements, 0))
-        if mode == MEAN:
+        if c.mode == MEAN:
             output = output / n.clamp(min=1)
     size = count_per_bag(in_bag).squeeze(1)
     return Dense(output.to(dtype), as_int8(valid)), Dense(bag), Dense(size), Dense(torch.zeros_like(size))

@@ -277,7 +277,7 @@ def _writes_by_index(x: Sparse, indices: Sequence[Dense], values: Dense) -> tupl
 
 
 @assignment.put.lowering(Sparse)
-@on_call(sparse="self", one_dtype="self, source", eager=True, elements=True)
+@on_call(sparse="self", one_dtype="self, source", eager=True, elements="self")
 def put(c: Bound) -> Any:
     x, flat_index, values = c.self, to_dense(c.index).map(torch.flatten), to_dense(c.source).map(torch.flatten)
     raise_error_of_torch(c)

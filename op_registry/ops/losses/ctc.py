@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from op_registry.authoring import (
     LOSS,
     WHOLE_SLICES,
+    Bound,
     Dense,
     MaskedSemanticsError,
     Unknown,
@@ -41,52 +41,35 @@ Lengths = Sequence[int] | Dense
 
 
 @masked_rule(
-    aten.ctc_loss, category=LOSS, takes_op=True, dims=Unknown("targets of several lengths lie in one dimension")
+    aten.ctc_loss, category=LOSS, takes_call=True, dims=Unknown("targets of several lengths lie in one dimension")
 )
-def ctc_loss(
-    op: OpOverload,
-    log_probs: Dense,
-    targets: Dense,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
-    blank: int = 0,
-    reduction: int = MEAN,
-    zero_infinity: bool = False,
-) -> Dense:
+def ctc_loss(c: Bound) -> Dense:
     """A mean divides each loss by its number of targets first, and then by the number of valid samples."""
-    arguments = (log_probs, targets, input_lengths, target_lengths)
-    if all_valid(*arguments):
-        loss: Dense = run_plain(op, (*arguments, blank, reduction, zero_infinity), {})
+    if all_valid(*c.named.values()):
+        loss: Dense = run_plain(c.op, tuple(c.named.values()), {})
         return loss
-    batched = log_probs.ndim == 3
-    scores = log_probs if batched else log_probs.map(lambda t: t.unsqueeze(1))
+    batched = c.log_probs.ndim == 3
+    scores = c.log_probs if batched else c.log_probs.map(lambda t: t.unsqueeze(1))
     scores = scores.like(upcast_under_autocast(scores.data))
-    form = aten._ctc_loss.Tensor if isinstance(input_lengths, Dense) else aten._ctc_loss.default
-    loss, _ = by_rule(form, scores, targets, input_lengths, target_lengths, blank, zero_infinity)
-    if zero_infinity:
+    form = aten._ctc_loss.Tensor if isinstance(c.input_lengths, Dense) else aten._ctc_loss.default
+    loss, _ = by_rule(form, scores, c.targets, c.input_lengths, c.target_lengths, c.blank, c.zero_infinity)
+    if c.zero_infinity:
         loss = loss.like(torch.where(loss.data == math.inf, 0, loss.data))
-    if reduction == MEAN:
-        number = as_record(target_lengths, loss).filled(0).clamp(min=1).to(loss.data)
+    if c.reduction == MEAN:
+        number = as_record(c.target_lengths, loss).filled(0).clamp(min=1).to(loss.data)
         loss = loss.like(loss.data / number)
-    return reduced(loss if batched else loss.map(lambda t: t.squeeze(0)), reduction)
+    return reduced(loss if batched else loss.map(lambda t: t.squeeze(0)), c.reduction)
 
 
 @masked_rule(
     aten._ctc_loss,
     category=WHOLE_SLICES,
-    takes_op=True,
+    takes_call=True,
     dims=Unknown("targets of several lengths lie in one dimension"),
 )
-def _ctc_loss(
-    op: OpOverload,
-    log_probs: Dense,
-    targets: Dense,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
-    blank: int = 0,
-    zero_infinity: bool = False,
-) -> tuple[Dense, Dense]:
+def _ctc_loss(c: Bound) -> tuple[Dense, Dense]:
     """The loss of each sample, and the table of its alignments, of which torch fills in what the sample has."""
+    log_probs, targets, input_lengths, target_lengths = c.log_probs, c.targets, c.input_lengths, c.target_lengths
     steps, samples, classes = log_probs.shape
     if targets.ndim == 1 and samples > 1:
         refuse_unknown_starts(target_lengths)
@@ -99,14 +82,13 @@ def _ctc_loss(
         if part is not None:
             whole = intersect(whole, on_device_of(log_probs.data, part.reshape(-1)))
     kept = None if whole is None else intersect(whole.reshape(1, -1, 1), log_probs.validity)
-    losses, table = op(
-        fill_where_invalid(log_probs.data, kept, -math.log(max(classes, 1))),
-        targets.filled((blank + 1) % max(classes, 1)),
-        input_lengths.filled(steps) if isinstance(input_lengths, Dense) else input_lengths,
-        target_lengths.filled(0) if isinstance(target_lengths, Dense) else target_lengths,
-        blank,
-        zero_infinity,
+    filled = c.with_(
+        log_probs=fill_where_invalid(log_probs.data, kept, -math.log(max(classes, 1))),
+        targets=targets.filled((c.blank + 1) % max(classes, 1)),
+        input_lengths=input_lengths.filled(steps) if isinstance(input_lengths, Dense) else input_lengths,
+        target_lengths=target_lengths.filled(0) if isinstance(target_lengths, Dense) else target_lengths,
     )
+    losses, table = filled.applied(c.op)
     return for_each_slice(losses, whole, 1), filled_part(table, whole, input_numbers, label_numbers)
 
 

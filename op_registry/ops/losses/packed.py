@@ -83,17 +83,7 @@ def _lower_elementwise(rule: Rule) -> None:
     rule.lowering(Permuted)(in_base_order(on_values))
 
 
-for _rule in (
-    losses.mse_loss,
-    losses.smooth_l1_loss,
-    losses.soft_margin_loss,
-    losses.binary_cross_entropy,
-    losses.binary_cross_entropy_with_logits,
-    losses.kl_div,
-    losses.poisson_nll_loss,
-    losses.hinge_embedding_loss,
-    losses.margin_ranking_loss,
-):
+for _rule in losses.ELEMENTWISE:
     _lower_elementwise(_rule)
 
 

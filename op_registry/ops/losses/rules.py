@@ -8,7 +8,7 @@ and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,11 @@ from op_registry.authoring import (
     Equation,
     Loss,
     Number,
+    Run,
     accumulation_dtype,
     aligned_validity,
     all_valid,
+    bind_by_name,
     data_of,
     fill_where_invalid,
     intersect,
@@ -57,108 +59,66 @@ def at_least_one(count: Tensor, size: int) -> Tensor:
     return torch.maximum(count, torch.full_like(count, size).clamp(max=1))
 
 
-def elementwise_loss(
-    operands: Sequence[Dense | None],
-    fills: Sequence[Number],
-    losses: Callable[[Sequence[Tensor | None], int], Tensor],
-    reduction: int,
-    zero: bool = False,
-) -> Dense:
-    """`losses(tensors, reduction)` over the elements that are valid in all operands.
+def of_elements(*fills: Number, zero: bool = False) -> Run:
+    """The rule of an operator whose first arguments are operands, and whose losses are elementwise before reduction.
 
-    `fills` has a value for each operand to fill it with where the loss is invalid, so that the loss and its derivatives
-    are finite. `zero` says that this loss is 0, which saves another fill.
+    fills  a value for each operand to fill it with where the loss is invalid, so that the loss and its derivatives are
+           finite
+    zero   whether this loss is 0, which saves another fill
     """
-    validity = valid_in_all(*operands)
-    if validity is None:
-        return Dense(losses([None if x is None else x.data for x in operands], reduction))
 
-    def filled(x: Dense | None, value: Number) -> Tensor | None:
-        # A 0-d operand stays 0-d: with a shape it would count in type promotion.
-        return None if x is None else fill_where_invalid(x.data, validity if x.ndim else x.validity, value)
+    def loss(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
+        named = bind_by_name(op, args, kwargs)
+        names, reduction = list(named)[: len(fills)], named["reduction"]
+        operands: list[Dense | None] = [named[name] for name in names]
 
-    tensors = [filled(x, value) for x, value in zip(operands, fills, strict=True)]
-    unreduced = Dense(losses(tensors, NONE), validity)
-    zero = zero and all(x is None or x.ndim > 0 for x in operands)
-    return reduced(Dense(unreduced.data, aligned_validity(unreduced)), reduction, zero)
+        def losses(tensors: Sequence[Tensor | None], reduction: int) -> Any:
+            return op(**{**named, **dict(zip(names, tensors, strict=True)), "reduction": reduction})
 
+        validity = valid_in_all(*operands)
+        if validity is None:
+            return Dense(losses([None if x is None else x.data for x in operands], reduction))
 
-# ----------------------------------------------------------------------------------------------------- input and target
+        def filled(x: Dense | None, value: Number) -> Tensor | None:
+            # A 0-d operand stays 0-d: with a shape it would count in type promotion.
+            return None if x is None else fill_where_invalid(x.data, validity if x.ndim else x.validity, value)
 
+        tensors = [filled(x, value) for x, value in zip(operands, fills, strict=True)]
+        unreduced = Dense(losses(tensors, NONE), validity)
+        known_zero = zero and all(x is None or x.ndim > 0 for x in operands)
+        return reduced(Dense(unreduced.data, aligned_validity(unreduced)), reduction, known_zero)
 
-@masked_rule(aten.mse_loss.default, aten.l1_loss.default, category=LOSS, takes_op=True)
-def mse_loss(op: OpOverload, self: Dense, target: Dense, reduction: int = MEAN) -> Dense:
-    return elementwise_loss((self, target), (0, 0), lambda t, r: op(t[0], t[1], r), reduction, zero=True)
-
-
-@masked_rule(aten.smooth_l1_loss.default, aten.huber_loss.default, category=LOSS, takes_op=True)
-def smooth_l1_loss(op: OpOverload, self: Dense, target: Dense, reduction: int = MEAN, beta: float = 1.0) -> Dense:
-    """smooth_l1_loss with its `beta`, huber_loss with its `delta`."""
-    return elementwise_loss((self, target), (0, 0), lambda t, r: op(t[0], t[1], r, beta), reduction, zero=True)
+    return loss
 
 
-@masked_rule(aten.soft_margin_loss.default, category=LOSS)
-def soft_margin_loss(self: Dense, target: Dense, reduction: int = MEAN) -> Dense:
-    return elementwise_loss((self, target), (0, 1), lambda t, r: aten.soft_margin_loss(t[0], t[1], r), reduction)
-
-
-@masked_rule(aten.hinge_embedding_loss.default, category=LOSS)
-def hinge_embedding_loss(self: Dense, target: Dense, margin: float = 1.0, reduction: int = MEAN) -> Dense:
-    def losses(t: Sequence[Tensor | None], r: int) -> Any:
-        return aten.hinge_embedding_loss(t[0], t[1], margin, r)
-
-    return elementwise_loss((self, target), (1, 1), losses, reduction)
-
-
-@masked_rule(aten.margin_ranking_loss.default, category=LOSS)
-def margin_ranking_loss(
-    input1: Dense, input2: Dense, target: Dense, margin: float = 0.0, reduction: int = MEAN
-) -> Dense:
-    def losses(t: Sequence[Tensor | None], r: int) -> Any:
-        return aten.margin_ranking_loss(t[0], t[1], t[2], margin, r)
-
-    return elementwise_loss((input1, input2, target), (0, 0, 1), losses, reduction)
-
-
-# ---------------------------------------------------------------------------------------------------------- likelihoods
-
-
-@masked_rule(aten.binary_cross_entropy.default, category=LOSS)
-def binary_cross_entropy(self: Dense, target: Dense, weight: Dense | None = None, reduction: int = MEAN) -> Dense:
-    def losses(t: Sequence[Tensor | None], r: int) -> Any:
-        return aten.binary_cross_entropy(t[0], t[1], t[2], r)
-
-    return elementwise_loss((self, target, weight), (0.5, 0.5, 1), losses, reduction)
-
-
-@masked_rule(aten.binary_cross_entropy_with_logits.default, category=LOSS)
-def binary_cross_entropy_with_logits(
-    self: Dense,
-    target: Dense,
-    weight: Dense | None = None,
-    pos_weight: Dense | None = None,
-    reduction: int = MEAN,
-) -> Dense:
-    def losses(t: Sequence[Tensor | None], r: int) -> Any:
-        return aten.binary_cross_entropy_with_logits(t[0], t[1], t[2], t[3], r)
-
-    return elementwise_loss((self, target, weight, pos_weight), (0, 0, 1, 1), losses, reduction)
-
-
-@masked_rule(aten.kl_div.default, category=LOSS)
-def kl_div(self: Dense, target: Dense, reduction: int = MEAN, *, log_target: bool = False) -> Dense:
-    def losses(t: Sequence[Tensor | None], r: int) -> Any:
-        return aten.kl_div(t[0], t[1], r, log_target=log_target)
-
-    return elementwise_loss((self, target), (0, 1), losses, reduction)
-
-
-@masked_rule(aten.poisson_nll_loss.default, category=LOSS)
-def poisson_nll_loss(input: Dense, target: Dense, log_input: bool, full: bool, eps: float, reduction: int) -> Dense:
-    def losses(t: Sequence[Tensor | None], r: int) -> Any:
-        return aten.poisson_nll_loss(t[0], t[1], log_input, full, eps, r)
-
-    return elementwise_loss((input, target), (1, 1), losses, reduction)
+mse_loss = masked_rule(aten.mse_loss.default, aten.l1_loss.default, category=LOSS, takes_op=True)(
+    of_elements(0, 0, zero=True)
+)
+smooth_l1_loss = masked_rule(aten.smooth_l1_loss.default, aten.huber_loss.default, category=LOSS, takes_op=True)(
+    of_elements(0, 0, zero=True)
+)
+soft_margin_loss = masked_rule(aten.soft_margin_loss.default, category=LOSS, takes_op=True)(of_elements(0, 1))
+hinge_embedding_loss = masked_rule(aten.hinge_embedding_loss.default, category=LOSS, takes_op=True)(of_elements(1, 1))
+margin_ranking_loss = masked_rule(aten.margin_ranking_loss.default, category=LOSS, takes_op=True)(of_elements(0, 0, 1))
+binary_cross_entropy = masked_rule(aten.binary_cross_entropy.default, category=LOSS, takes_op=True)(
+    of_elements(0.5, 0.5, 1)
+)
+binary_cross_entropy_with_logits = masked_rule(
+    aten.binary_cross_entropy_with_logits.default, category=LOSS, takes_op=True
+)(of_elements(0, 0, 1, 1))
+kl_div = masked_rule(aten.kl_div.default, category=LOSS, takes_op=True)(of_elements(0, 1))
+poisson_nll_loss = masked_rule(aten.poisson_nll_loss.default, category=LOSS, takes_op=True)(of_elements(1, 1))
+ELEMENTWISE = (
+    mse_loss,
+    smooth_l1_loss,
+    soft_margin_loss,
+    hinge_embedding_loss,
+    margin_ranking_loss,
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    kl_div,
+    poisson_nll_loss,
+)
 
 
 # -------------------------------------------------------------------------------------------------- between two vectors

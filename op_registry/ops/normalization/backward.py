@@ -6,7 +6,6 @@ forward operator saved only `rstd` is read, to recover `eps`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,10 +14,10 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     DERIVATIVE,
+    Bound,
     Dense,
     DenseSlices,
     all_valid,
-    bind_by_name,
     by_rule,
     derivative,
     fill_where_invalid,
@@ -46,84 +45,60 @@ def saved_eps(x: Dense, dims: tuple[int, ...], rstd: Dense) -> Tensor:
     return eps
 
 
-@masked_rule(aten.native_layer_norm_backward.default, category=DERIVATIVE)
-def native_layer_norm_backward(
-    grad_out: Dense,
-    input: Dense,
-    normalized_shape: Sequence[int],
-    mean: Dense,
-    rstd: Dense,
-    weight: Dense | None,
-    bias: Dense | None,
-    output_mask: Sequence[bool],
-) -> tuple[Dense | None, ...]:
+@masked_rule(aten.native_layer_norm_backward.default, category=DERIVATIVE, takes_call=True)
+def native_layer_norm_backward(c: Bound) -> tuple[Dense | None, ...]:
     """Where the saved statistics are invalid, the whole slice is."""
-    if all_valid(grad_out, input, mean, rstd, weight, bias):
-        arguments = (grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
-        return run_plain(aten.native_layer_norm_backward.default, arguments, {})
-    dims = tuple(range(input.ndim - len(normalized_shape), input.ndim))
-    x = input.masked_by(valid_in_all(mean, rstd))
-    eps = saved_eps(x, dims, rstd)
+    if all_valid(*c.named.values()):
+        return run_plain(c.op, tuple(c.named.values()), {})
+    dims = tuple(range(c.input.ndim - len(c.normalized_shape), c.input.ndim))
+    x = c.input.masked_by(valid_in_all(c.mean, c.rstd))
+    eps = saved_eps(x, dims, c.rstd)
 
     def normalised(x: Dense, weight: Dense | None, bias: Dense | None) -> Dense:
         values, _, _ = standardised(x, DenseSlices(dims), eps)
         return Dense(affine(values, weight, bias), valid_in_all(x, weight, bias))
 
-    return requested_gradients(vjp(normalised, (x, weight, bias), grad_out), output_mask)
+    return requested_gradients(vjp(normalised, (x, c.weight, c.bias), c.grad_out), c.output_mask)
 
 
-@masked_rule(aten.native_group_norm_backward.default, category=DERIVATIVE)
-def native_group_norm_backward(
-    grad_out: Dense,
-    input: Dense,
-    mean: Dense,
-    rstd: Dense,
-    weight: Dense | None,
-    N: int,
-    C: int,
-    HxW: int,
-    group: int,
-    output_mask: Sequence[bool],
-) -> tuple[Dense | None, ...]:
+@masked_rule(aten.native_group_norm_backward.default, category=DERIVATIVE, takes_call=True)
+def native_group_norm_backward(c: Bound) -> tuple[Dense | None, ...]:
     """As native_layer_norm_backward, by groups of channels. The operator takes no bias: it counts as all valid."""
-    if all_valid(grad_out, input, mean, rstd, weight):
-        arguments = (grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
-        return run_plain(aten.native_group_norm_backward.default, arguments, {})
-    statistics_validity = valid_in_all(mean, rstd)
+    if all_valid(*c.named.values()):
+        return run_plain(c.op, tuple(c.named.values()), {})
+    statistics_validity = valid_in_all(c.mean, c.rstd)
     if statistics_validity is not None:
-        by_channel = statistics_validity.expand(N, group).repeat_interleave(C // group, 1)
-        statistics_validity = by_channel.reshape(N, C, *[1] * (input.ndim - 2))
-    x = input.masked_by(statistics_validity)
-    groups = x.map(lambda t: t.reshape(N, group, C // group, *input.shape[2:]))
-    eps = saved_eps(groups, tuple(range(2, groups.ndim)), rstd)
-    bias = Dense(x.data.new_zeros(C))
+        by_channel = statistics_validity.expand(c.N, c.group).repeat_interleave(c.C // c.group, 1)
+        statistics_validity = by_channel.reshape(c.N, c.C, *[1] * (c.input.ndim - 2))
+    x = c.input.masked_by(statistics_validity)
+    groups = x.map(lambda t: t.reshape(c.N, c.group, c.C // c.group, *x.shape[2:]))
+    eps = saved_eps(groups, tuple(range(2, groups.ndim)), c.rstd)
+    bias = Dense(x.data.new_zeros(c.C))
 
     def normalised(x: Dense, weight: Dense | None, bias: Dense | None) -> Any:
         channels = Channels(x)
-        return by_own_statistics(channels, *channels.groups(group), weight, bias, eps, x.dtype)[0]
+        return by_own_statistics(channels, *channels.groups(c.group), weight, bias, eps, x.dtype)[0]
 
-    return requested_gradients(vjp(normalised, (x, weight, bias), grad_out), output_mask)
+    return requested_gradients(vjp(normalised, (x, c.weight, bias), c.grad_out), c.output_mask)
 
 
 @masked_rule(
-    aten.native_batch_norm_backward.default, aten.batch_norm_backward.default, category=DERIVATIVE, takes_op=True
+    aten.native_batch_norm_backward.default, aten.batch_norm_backward.default, category=DERIVATIVE, takes_call=True
 )
-def native_batch_norm_backward(op: OpOverload, *args: Any, **kwargs: Any) -> tuple[Dense | None, ...]:
+def native_batch_norm_backward(c: Bound) -> tuple[Dense | None, ...]:
     """By channel: with the batch's statistics in training, with the running ones otherwise."""
-    if all_valid(*args, *kwargs.values()):
-        return run_plain(op, args, kwargs)
-    bound = bind_by_name(op, args, kwargs)
-    x, weight, training = bound["input"], bound["weight"], bound["train" if "train" in bound else "update"]
-    if weight is None:
-        weight = Dense(x.data.new_ones(x.shape[1]))
+    if all_valid(*c.named.values()):
+        return run_plain(c.op, tuple(c.named.values()), {})
+    x, training = c.input, c["train" if "train" in c else "update"]
+    weight = Dense(x.data.new_ones(x.shape[1])) if c.weight is None else c.weight
     bias = Dense(x.data.new_zeros(x.shape[1]))
-    statistics = (None, None) if training else (bound["running_mean"], bound["running_var"])
+    statistics = (None, None) if training else (c.running_mean, c.running_var)
 
     def normalised(x: Dense, weight: Dense, bias: Dense) -> Any:
         op: OpOverload = aten.native_batch_norm.default
-        return by_rule(op, x, weight, bias, *statistics, training, 0.0, bound["eps"])[0]
+        return by_rule(op, x, weight, bias, *statistics, training, 0.0, c.eps)[0]
 
-    return requested_gradients(vjp(normalised, (x, weight, bias), bound["grad_out"]), bound["output_mask"])
+    return requested_gradients(vjp(normalised, (x, weight, bias), c.grad_out), c.output_mask)
 
 
 _weight_norm_interface_backward = derivative(

@@ -25,6 +25,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.authoring import (
     RECURRENT,
+    Bound,
     ByArgument,
     Dense,
     Equation,
@@ -245,65 +246,40 @@ def by_units(
 # ------------------------------------------------------------------------------------------------------- whole networks
 
 
-def stacked(
-    network: Network,
-    x: Dense,
-    hx: Sequence[Dense],
-    params: Sequence[Dense],
-    has_biases: bool,
-    num_layers: int,
-    drop: Callable[[Tensor], Tensor],
-    train: bool,
-    bidirectional: bool,
-) -> list[Dense]:
+def stacked(c: Bound, x: Dense, drop: Callable[[Tensor], Tensor]) -> list[Dense]:
     """Outputs and last states of layers on steps (T, B, features); `drop` is the dropout between two layers."""
-    directions = 2 if bidirectional else 1
-    runs = num_layers * directions
-    params_per_run = len(params) // runs
-    initial = [h.filled(0) for h in hx]
+    network, directions = network_of(c.op), 2 if c.bidirectional else 1
+    params_per_run = len(c.params) // (c.num_layers * directions)
+    initial = [h.filled(0) for h in ([c.hx] if isinstance(c.hx, Dense) else c.hx)]
     last: list[list[Dense]] = []
-    for layer in range(num_layers):
+    for layer in range(c.num_layers):
         if layer > 0:
             x = x.like(drop(x.data))
         outputs, steps = [], Steps.of(x)
         for n in range(layer * directions, (layer + 1) * directions):
-            start, weights = [s[n] for s in initial], list(params[n * params_per_run : (n + 1) * params_per_run])
+            start, weights = [s[n] for s in initial], list(c.params[n * params_per_run : (n + 1) * params_per_run])
             reverse = n % directions == 1
             if all_valid(*weights):
                 order = steps.reversed() if reverse else steps
-                output, state = by_rows(network, x, order, start, weights, has_biases, train)
+                output, state = by_rows(network, x, order, start, weights, c.has_biases, c.train)
             else:
-                output, state = by_units(network, x, reverse, start, weights, has_biases)
+                output, state = by_units(network, x, reverse, start, weights, c.has_biases)
             outputs.append(output)
             last.append(state)
-        x = by_rule(aten.cat.default, outputs, -1) if bidirectional else outputs[0]
+        x = by_rule(aten.cat.default, outputs, -1) if c.bidirectional else outputs[0]
     return [x, *(by_rule(aten.stack.default, states) for states in zip(*last, strict=True))]
 
 
-def on_padded(
-    op: OpOverload,
-    input: Dense,
-    hx: Dense | Sequence[Dense],
-    params: Sequence[Dense],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
+def on_padded(c: Bound) -> Any:
     """The operator itself if all steps are valid; also if there are none, for torch's own errors and results."""
-    if all_valid(input, *params) or 0 in input.shape[:2]:
-        options = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        return results_like(op(input.filled(0), zero_filled(hx), zero_filled(params), *options), None)
+    if all_valid(c.input, *c.params) or 0 in c.input.shape[:2]:
+        return results_like(c.map(zero_filled, Dense).applied(c.op), None)
 
     def drop(x: Tensor) -> Tensor:
-        return torch.dropout(x, dropout, train)
+        return torch.dropout(x, c.dropout, c.train)
 
-    x = _time_first(input) if batch_first else input
-    state = [hx] if isinstance(hx, Dense) else hx
-    output, *last = stacked(network_of(op), x, state, params, has_biases, num_layers, drop, train, bidirectional)
-    return (_time_first(output) if batch_first else output, *last)
+    output, *last = stacked(c, _time_first(c.input) if c.batch_first else c.input, drop)
+    return (_time_first(output) if c.batch_first else output, *last)
 
 
 def _time_first(x: Dense) -> Dense:
@@ -312,23 +288,11 @@ def _time_first(x: Dense) -> Dense:
     return Dense(x.data.transpose(0, 1), None if v is None else v.transpose(0, 1))
 
 
-def on_packed(
-    op: OpOverload,
-    data: Dense,
-    batch_sizes: Dense,
-    hx: Dense | Sequence[Dense],
-    params: Sequence[Dense],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> Any:
+def on_packed(c: Bound) -> Any:
     """Packed sequences are padded with invalid steps."""
-    sizes = known_sizes(op, batch_sizes)
-    if all_valid(data, *params):
-        options = (has_biases, num_layers, dropout, train, bidirectional)
-        return results_like(op(data.data, sizes, zero_filled(hx), zero_filled(params), *options), None)
+    data, sizes = c.data, known_sizes(c.op, c.batch_sizes)
+    if all_valid(data, *c.params):
+        return results_like(c.with_(batch_sizes=sizes).map(zero_filled, Dense).applied(c.op), None)
 
     def padded(x: Tensor) -> Tensor:
         result: Tensor = aten._pad_packed_sequence(x, sizes, False, 0, len(sizes))[0]
@@ -340,7 +304,7 @@ def on_packed(
 
     def drop(x: Tensor) -> Tensor:
         # As in torch, random numbers are drawn for packed steps only.
-        return padded(torch.dropout(packed(x), dropout, train)) if dropout and train else x
+        return padded(torch.dropout(packed(x), c.dropout, c.train)) if c.dropout and c.train else x
 
     v = aligned_validity(data)
     v = (
@@ -349,9 +313,7 @@ def on_packed(
         else expand_validity(v, data.shape, [0])
     )
     lengths = aten._pad_packed_sequence(v, sizes, False, 0, len(sizes))[1]
-    x = Dense(padded(data.filled(0)), padded(v))
-    state = [hx] if isinstance(hx, Dense) else hx
-    output, *last = stacked(network_of(op), x, state, params, has_biases, num_layers, drop, train, bidirectional)
+    output, *last = stacked(c, Dense(padded(data.filled(0)), padded(v)), drop)
     validity = aligned_validity(output)
     assert validity is not None
     return (Dense(packed(output.data), packed(expand_validity(validity, output.shape, [0, 1]))), *last)
@@ -367,29 +329,20 @@ STEPS = ByArgument(
     "batch_first", Equation("*ti,L*H,?->*tO,L*H", scanned="t"), Equation("t*i,L*H,?->t*O,L*H", scanned="t")
 )
 PACKED_STEPS = Unknown("the steps of all sequences lie in one dimension")
-lstm = masked_rule(aten.lstm.input, category=RECURRENT, takes_op=True, dims=LSTM_STEPS)(on_padded)
-gru = masked_rule(aten.gru.input, category=RECURRENT, takes_op=True, dims=STEPS)(on_padded)
-rnn_tanh = masked_rule(aten.rnn_tanh.input, category=RECURRENT, takes_op=True, dims=STEPS)(on_padded)
-rnn_relu = masked_rule(aten.rnn_relu.input, category=RECURRENT, takes_op=True, dims=STEPS)(on_padded)
-lstm_data = masked_rule(aten.lstm.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
-gru_data = masked_rule(aten.gru.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
-rnn_tanh_data = masked_rule(aten.rnn_tanh.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
-rnn_relu_data = masked_rule(aten.rnn_relu.data, category=RECURRENT, takes_op=True, dims=PACKED_STEPS)(on_packed)
+lstm = masked_rule(aten.lstm.input, category=RECURRENT, takes_call=True, dims=LSTM_STEPS)(on_padded)
+gru = masked_rule(aten.gru.input, category=RECURRENT, takes_call=True, dims=STEPS)(on_padded)
+rnn_tanh = masked_rule(aten.rnn_tanh.input, category=RECURRENT, takes_call=True, dims=STEPS)(on_padded)
+rnn_relu = masked_rule(aten.rnn_relu.input, category=RECURRENT, takes_call=True, dims=STEPS)(on_padded)
+lstm_data = masked_rule(aten.lstm.data, category=RECURRENT, takes_call=True, dims=PACKED_STEPS)(on_packed)
+gru_data = masked_rule(aten.gru.data, category=RECURRENT, takes_call=True, dims=PACKED_STEPS)(on_packed)
+rnn_tanh_data = masked_rule(aten.rnn_tanh.data, category=RECURRENT, takes_call=True, dims=PACKED_STEPS)(on_packed)
+rnn_relu_data = masked_rule(aten.rnn_relu.data, category=RECURRENT, takes_call=True, dims=PACKED_STEPS)(on_packed)
 
 # ---------------------------------------------------------------------------------------------------------------- cells
 
 
-def one_step(
-    op: OpOverload,
-    input: Dense,
-    hx: Dense | Sequence[Dense],
-    w_ih: Dense,
-    w_hh: Dense,
-    b_ih: Dense | None = None,
-    b_hh: Dense | None = None,
-) -> Any:
+def one_step(op: OpOverload, input: Dense, hx: Dense | Sequence[Dense], *weights: Dense | None) -> Any:
     """The new state where the step is valid, elsewhere the old one."""
-    weights = (w_ih, w_hh, b_ih, b_hh)
     result = op(input.filled(0), zero_filled(hx), *zero_filled(weights))
     validity = step_validity(network_of(op), input, weights)
     if validity is None:

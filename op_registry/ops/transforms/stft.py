@@ -11,6 +11,7 @@ from torch import Tensor
 
 from op_registry.authoring import (
     WHOLE_SLICES,
+    Bound,
     Dense,
     Equation,
     as_int8,
@@ -24,40 +25,21 @@ from op_registry.ops.transforms.fft import first_entries
 aten = torch.ops.aten
 
 
-@masked_rule(aten.istft.default, category=WHOLE_SLICES, dims=Equation("*fn,w->*S"))
-def istft(
-    self: Dense,
-    n_fft: int,
-    hop_length: int | None = None,
-    win_length: int | None = None,
-    window: Dense | None = None,
-    center: bool = True,
-    normalized: bool = False,
-    onesided: bool | None = None,
-    length: int | None = None,
-    return_complex: bool = False,
-) -> Dense:
+@masked_rule(aten.istft.default, category=WHOLE_SLICES, takes_call=True, dims=Equation("*fn,w->*S"))
+def istft(c: Bound) -> Dense:
     """If `length` asks for samples beyond the last frame, torch writes zeros there, which are valid."""
+    x, n_fft, window = c.self, c.n_fft, c.window
     # A real signal has the first half of the spectrum; the rest of a two-sided one is not read.
-    read = None if return_complex or self.ndim < 2 else first_entries(self, self.ndim - 2, n_fft // 2 + 1)
-    frames = whole_validity(self, (-2,), read)
+    read = None if c.return_complex or x.ndim < 2 else first_entries(x, x.ndim - 2, n_fft // 2 + 1)
+    frames = whole_validity(x, (-2,), read)
     whole_window = None if window is None else whole_validity(window, (-1,))
-    signal = aten.istft(
-        replaced(self, frames, 0, partly_read=read is not None),
-        n_fft,
-        hop_length,
-        win_length,
-        None if window is None else replaced(window, whole_window, 1),
-        center,
-        normalized,
-        onesided,
-        length,
-        return_complex,
-    )
+    entries = replaced(x, frames, 0, partly_read=read is not None)
+    filled_window = None if window is None else replaced(window, whole_window, 1)
+    signal = c.with_(self=entries, window=filled_window).applied(c.op)
     covered = None
     if frames is not None:
-        each = frames[..., 0, :].expand(*self.shape[:-2], self.shape[-1])
-        hop, start = hop_length or n_fft // 4, n_fft // 2 if center else 0
+        each = frames[..., 0, :].expand(*x.shape[:-2], x.shape[-1])
+        hop, start = c.hop_length or n_fft // 4, n_fft // 2 if c.center else 0
         covered = covered_by_whole_frames(each, n_fft, hop, start, signal.shape[-1])
     if whole_window is not None:
         whole_window = whole_window.reshape((1,) * signal.ndim)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     DERIVATIVE,
+    Bound,
     Dense,
     all_valid,
     by_rule,
@@ -57,20 +57,8 @@ def max_pool_backward(op: OpOverload, grad_output: Dense, self: Dense, *argument
     return self.like(op(counted, self.data, *geometry, indices.filled(0)))
 
 
-@masked_rule(aten.convolution_backward.default, category=DERIVATIVE)
-def convolution_backward(
-    grad_output: Dense,
-    input: Dense,
-    weight: Dense,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
-) -> tuple[Dense | None, ...]:
+@masked_rule(aten.convolution_backward.default, category=DERIVATIVE, takes_call=True)
+def convolution_backward(c: Bound) -> tuple[Dense | None, ...]:
     """Gradients for input, weight and bias. The operator takes only the size of the bias, which counts as all valid.
 
     The gradient of the input reads only the weight, and the gradient of the weight only the input. If the requested
@@ -78,36 +66,26 @@ def convolution_backward(
     """
     input, weight = (
         operand if read else Dense(torch.zeros_like(operand.data))
-        for operand, read in ((input, output_mask[1]), (weight, output_mask[0]))
+        for operand, read in ((c.input, c.output_mask[1]), (c.weight, c.output_mask[0]))
     )
-    geometry = (stride, padding, dilation, transposed, output_padding, groups)
-    if all_valid(grad_output, input, weight):
-        arguments = (grad_output, input, weight, bias_sizes, *geometry, output_mask)
-        return run_plain(aten.convolution_backward.default, arguments, {})
-    bias = Dense(weight.data.new_zeros((grad_output.shape[1],)))
+    _, _, _, bias_sizes, *geometry, output_mask = c.named.values()
+    if all_valid(c.grad_output, input, weight):
+        return run_plain(c.op, (c.grad_output, input, weight, bias_sizes, *geometry, output_mask), {})
+    bias = Dense(weight.data.new_zeros((c.grad_output.shape[1],)))
 
     def convolve(x: Dense, w: Dense, b: Dense) -> Any:
         return by_rule(aten.convolution.default, x, w, b, *geometry)
 
-    return requested_gradients(vjp(convolve, (input, weight, bias), grad_output), output_mask)
+    return requested_gradients(vjp(convolve, (input, weight, bias), c.grad_output), output_mask)
 
 
-@masked_rule(aten._slow_conv2d_backward.output_mask, category=DERIVATIVE)
-def _slow_conv2d_backward(
-    grad_output: Dense,
-    self: Dense,
-    weight: Dense,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_mask: Sequence[bool],
-) -> Any:
+@masked_rule(aten._slow_conv2d_backward.output_mask, category=DERIVATIVE, takes_call=True)
+def _slow_conv2d_backward(c: Bound) -> Any:
     """Like convolution_backward, without dilation and groups."""
-    if all_valid(grad_output, self, weight):
-        arguments = (grad_output, self, weight, kernel_size, stride, padding, output_mask)
-        return run_plain(aten._slow_conv2d_backward.output_mask, arguments, {})
-    geometry = (stride, padding, [1, 1], False, [0, 0], 1)
-    return convolution_backward.run(grad_output, self, weight, None, *geometry, output_mask)
+    if all_valid(*c.named.values()):
+        return run_plain(c.op, tuple(c.named.values()), {})
+    arguments = (None, c.stride, c.padding, [1, 1], False, [0, 0], 1, c.output_mask)
+    return by_rule(aten.convolution_backward.default, c.grad_output, c.self, c.weight, *arguments)
 
 
 @masked_rule(

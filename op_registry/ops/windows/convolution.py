@@ -12,7 +12,7 @@ for all channels, or for all samples, stays that small in the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from op_registry.authoring import (
     Equation,
     aligned_validity,
     as_int8,
+    bind_by_name,
     broadcast_along,
     divided_by_rows,
     intersect,
@@ -156,38 +157,40 @@ def covers(weight: Dense, padding: Sizes | str, dilation: Sizes) -> bool:
 
 
 def per_dim(sizes: Sizes, ndim: int) -> Sizes:
-    """One number for each dimension, from a list that may hold a single number for all, like a schema's default.
-
-    Operators accept both forms; programs that read graphs (ONNX) expect a number for each dimension.
-    """
+    """One number for each dimension, from a list that may hold a single number for all."""
     return list(sizes) * ndim if len(sizes) == 1 else sizes
 
 
 # ------------------------------------------------------------------------------------------------------------ operators
 
 
-@masked_rule(
-    aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, category=CONTRACTION, takes_op=True, dims=CONVOLUTION
-)
-def conv(
-    op: OpOverload,
-    input: Dense,
-    weight: Dense,
-    bias: Dense | None = None,
-    stride: Sizes = (1,),
-    padding: Sizes = (0,),
-    dilation: Sizes = (1,),
-    groups: int = 1,
-) -> Dense:
-    stride, padding, dilation = (per_dim(sizes, weight.ndim - 2) for sizes in (stride, padding, dilation))
-
-    def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
-        return op(x, w, b, stride, padding, dilation, g)
-
-    return convolved(convolve, input, weight, bias, groups, covered=covers(weight, padding, dilation))
+def is_transposed(named: Mapping[str, Any]) -> bool:
+    """Whether these are the arguments of a transposed convolution."""
+    return "output_padding" in named and named.get("transposed", True)
 
 
-@masked_rule(
+def convolution(op: OpOverload, input: Dense, weight: Dense, bias: Dense | None = None, *geometry: Any) -> Dense:
+    """A convolution of any geometry.
+
+    A padding by name is torch's own: its decomposition may pad first, and those zeros would count as elements.
+    """
+    named = bind_by_name(op, (input, weight, bias, *geometry), {})
+    names, values = list(named), list(named.values())
+    at = names.index("groups")
+    before, after = values[3:at], values[at + 1 :]
+
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None, groups: int) -> Any:
+        return op(x, w, b, *before, groups, *after)
+
+    transposed = is_transposed(named)
+    covered = not transposed and covers(weight, named["padding"], named["dilation"])
+    return convolved(convolve, input, weight, bias, named["groups"], transposed, covered)
+
+
+conv = masked_rule(
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
     aten.conv1d.padding,
     aten.conv2d.padding,
     aten.conv3d.padding,
@@ -195,81 +198,23 @@ def conv(
     category=CONTRACTION,
     takes_op=True,
     dims=CONVOLUTION,
-)
-def conv_padding(
-    op: OpOverload,
-    input: Dense,
-    weight: Dense,
-    bias: Dense | None = None,
-    stride: Sizes = (1,),
-    padding: str = "valid",
-    dilation: Sizes = (1,),
-    groups: int = 1,
-) -> Dense:
-    """Padding by name. torch's decomposition may pad the input first, and those zeros would count as elements."""
-    stride, dilation = (per_dim(sizes, weight.ndim - 2) for sizes in (stride, dilation))
-
-    def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
-        return op(x, w, b, stride, padding, dilation, g)
-
-    return convolved(convolve, input, weight, bias, groups, covered=covers(weight, padding, dilation))
-
-
-@masked_rule(
+)(convolution)
+conv_transpose = masked_rule(
     aten.conv_transpose1d.default,
     aten.conv_transpose2d.input,
     aten.conv_transpose3d.input,
     category=CONTRACTION,
     takes_op=True,
     dims=TRANSPOSED,
-)
-def conv_transpose(
-    op: OpOverload,
-    input: Dense,
-    weight: Dense,
-    bias: Dense | None = None,
-    stride: Sizes = (1,),
-    padding: Sizes = (0,),
-    output_padding: Sizes = (0,),
-    groups: int = 1,
-    dilation: Sizes = (1,),
-) -> Dense:
-    stride, padding, output_padding, dilation = (
-        per_dim(sizes, weight.ndim - 2) for sizes in (stride, padding, output_padding, dilation)
-    )
-
-    def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
-        return op(x, w, b, stride, padding, output_padding, g, dilation)
-
-    return convolved(convolve, input, weight, bias, groups, transposed=True)
-
-
-@masked_rule(
+)(convolution)
+any_convolution = masked_rule(
     aten.convolution.default,
     aten._convolution.default,
     aten._convolution.deprecated,
     category=CONTRACTION,
     takes_op=True,
     dims=ByArgument("transposed", TRANSPOSED, CONVOLUTION),
-)
-def convolution(
-    op: OpOverload,
-    input: Dense,
-    weight: Dense,
-    bias: Dense | None,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    transposed: bool,
-    output_padding: Sizes,
-    groups: int,
-    *flags: bool,
-) -> Dense:
-    def convolve(x: Tensor, w: Tensor, b: Tensor | None, g: int) -> Any:
-        return op(x, w, b, stride, padding, dilation, transposed, output_padding, g, *flags)
-
-    covered = not transposed and covers(weight, padding, dilation)
-    return convolved(convolve, input, weight, bias, groups, transposed, covered)
+)(convolution)
 
 
 @masked_rule(aten.conv_tbc.default, category=CONTRACTION, dims=Equation("tbc,kco,o->tbo", window="t"))

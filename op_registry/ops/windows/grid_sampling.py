@@ -12,7 +12,6 @@ the grid.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     DERIVATIVE,
     POOLING,
+    Bound,
     Dense,
     Equation,
     all_valid,
@@ -110,38 +110,21 @@ def bicubic_validity(mask: Tensor, points: Tensor, *options: Any) -> Tensor:
 
 
 @masked_rule(
-    aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default, category=DERIVATIVE, takes_op=True
+    aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d_backward.default,
+    aten._grid_sampler_2d_cpu_fallback_backward.default,
+    category=DERIVATIVE,
+    takes_call=True,
 )
-def grid_sampler_backward(
-    op: OpOverload,
-    grad_output: Dense,
-    input: Dense,
-    grid: Dense,
-    interpolation_mode: int,
-    padding_mode: int,
-    align_corners: bool,
-    output_mask: Sequence[bool],
-) -> tuple[Dense | None, ...]:
-    """Gradients for input and grid."""
-    options = (interpolation_mode, padding_mode, align_corners)
-    if all_valid(grad_output, input, grid):
-        return run_plain(op, (grad_output, input, grid, *options, output_mask), {})
-    sampler = aten.grid_sampler_2d if op is aten.grid_sampler_2d_backward.default else aten.grid_sampler_3d
+def grid_sampler_backward(c: Bound) -> tuple[Dense | None, ...]:
+    """Gradients for input and grid; the fallback has both."""
+    if all_valid(*c.named.values()):
+        return run_plain(c.op, tuple(c.named.values()), {})
+    options = (c.interpolation_mode, c.padding_mode, c.align_corners)
+    sampler = aten.grid_sampler_3d if c.op is aten.grid_sampler_3d_backward.default else aten.grid_sampler_2d
 
     def sample(x: Dense, points: Dense) -> Any:
         return by_rule(sampler.default, x, points, *options)
 
-    return requested_gradients(vjp(sample, (input, grid), grad_output), output_mask)
-
-
-@masked_rule(aten._grid_sampler_2d_cpu_fallback_backward.default, category=DERIVATIVE)
-def _grid_sampler_2d_cpu_fallback_backward(
-    grad_output: Dense, input: Dense, grid: Dense, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> tuple[Dense | None, ...]:
-    """Both gradients, as in grid_sampler_2d_backward."""
-    options = (interpolation_mode, padding_mode, align_corners)
-    if all_valid(grad_output, input, grid):
-        return run_plain(aten._grid_sampler_2d_cpu_fallback_backward.default, (grad_output, input, grid, *options), {})
-    return grid_sampler_backward.bind(aten.grid_sampler_2d_backward.default)(
-        grad_output, input, grid, *options, (True, True)
-    )
+    gradients = vjp(sample, (c.input, c.grid), c.grad_output)
+    return requested_gradients(gradients, c.named.get("output_mask", (True, True)))

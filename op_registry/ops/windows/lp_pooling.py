@@ -8,14 +8,16 @@ mask marks padding.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._ops import OpOverload
 
-from op_registry.authoring import POOLING, Dense, by_rule, inside, registry
+from op_registry.authoring import POOLING, Bound, Dense, by_rule, inside, registry
 from op_registry.ops.windows import padding as padding_of_samples
-from op_registry.ops.windows.convolution import Sizes
+from op_registry.ops.windows.convolution import Sizes, per_dim
 from op_registry.ops.windows.crops import crops, per_sample
-from op_registry.ops.windows.pooling import window_sizes
+from op_registry.ops.windows.pooling import spatial_dims
 
 aten = torch.ops.aten
 
@@ -27,36 +29,33 @@ def lp_pool1d(
     kernel, step, edge = (1, *kernel_size), (1, *(stride or kernel_size)), (0, *padding)
     validity = self.full_validity
     row = Dense(self.data.unsqueeze(-2), None if validity is None else validity.unsqueeze(-2))
-    share = share_of_window(aten.avg_pool2d.default, row, 2, kernel, step, edge, ceil_mode)
+    share = share_of_window(aten.avg_pool2d.default, row, kernel, step, edge, ceil_mode)
     return Dense(share.data.squeeze(-2), None if share.validity is None else share.validity.squeeze(-2))
 
 
 @inside(torch.nn.functional.lp_pool2d, aten.avg_pool2d.default, category=POOLING)
-def lp_pool2d(
-    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
-) -> Dense:
-    return share_of_window(aten.avg_pool2d.default, self, 2, kernel_size, stride, padding, ceil_mode)
+def lp_pool2d(self: Dense, kernel_size: Sizes, *window: Any) -> Dense:
+    return share_of_window(aten.avg_pool2d.default, self, kernel_size, *window)
 
 
 @inside(torch.nn.functional.lp_pool3d, aten.avg_pool3d.default, category=POOLING)
-def lp_pool3d(
-    self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
-) -> Dense:
-    return share_of_window(aten.avg_pool3d.default, self, 3, kernel_size, stride, padding, ceil_mode)
+def lp_pool3d(self: Dense, kernel_size: Sizes, *window: Any) -> Dense:
+    return share_of_window(aten.avg_pool3d.default, self, kernel_size, *window)
 
 
 def share_of_window(
-    op: OpOverload, x: Dense, spatial: int, kernel_size: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool
+    op: OpOverload, x: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
 ) -> Dense:
     """The sum of each window's valid elements, divided by the window's size when all are valid."""
-    kernel, step, edge = window_sizes(spatial, kernel_size, stride, padding)
-    window = (kernel, step, edge, ceil_mode)
-    total: Dense = by_rule(op, x, *window, True, 1)
+    spatial = spatial_dims(op)
+    window = (*(per_dim(sizes, spatial) for sizes in (kernel_size, stride, padding)), ceil_mode, True, 1)
+    total: Dense = by_rule(op, x, *window)
     if x.validity is not None and registry.get(op) is padding_of_samples.avg_pool:
-        along = padding_of_samples.pooling_windows(*window, total.shape[-spatial:])
+        c = Bound.of(None, op, (x, *window), {})
+        along = padding_of_samples.pooling_windows(c, total.shape[-spatial:])
         boxes = crops(x, spatial)
         count = per_sample([w.with_padding(box) for w, box in zip(along, boxes, strict=True)], x)
         sizes = torch.where(count > 0, count, 1).to(x.dtype)  # a window beyond the box has no elements, and is invalid
     else:
-        sizes = op(torch.ones((1, *x.shape[-spatial:]), dtype=x.dtype, device=x.device), *window, True, 1)
+        sizes = op(torch.ones((1, *x.shape[-spatial:]), dtype=x.dtype, device=x.device), *window)
     return Dense(total.data / sizes, total.validity)

@@ -26,6 +26,7 @@ from op_registry.authoring import (
     CONTRACTION,
     MOVEMENT,
     POOLING,
+    Bound,
     Dense,
     MaskedSemanticsError,
     Rule,
@@ -50,7 +51,7 @@ from op_registry.ops.windows.crops import (
     gather_bins,
     per_sample,
 )
-from op_registry.ops.windows.pooling import max_pooled, numeric_validity, spatial_dims, whole, window_sizes
+from op_registry.ops.windows.pooling import averaged, numeric_validity, spatial_dims, whole
 
 aten = torch.ops.aten
 Sizes = Sequence[int]
@@ -116,79 +117,25 @@ def transposed_windows(
 
 
 @masked_rule(
-    *convolution.conv.ops, *convolution.conv_padding.ops, category=CONTRACTION, takes_op=True, register=within_samples
+    *convolution.conv.ops,
+    *convolution.conv_transpose.ops,
+    *convolution.any_convolution.ops,
+    category=CONTRACTION,
+    takes_call=True,
+    register=within_samples,
 )
-def conv(
-    op: OpOverload,
-    input: Dense,
-    weight: Dense,
-    bias: Dense | None = None,
-    stride: Sizes = (1,),
-    padding: Sizes | str = (0,),
-    dilation: Sizes = (1,),
-    groups: int = 1,
-) -> Dense:
-    by_name = isinstance(padding, str) or op._overloadname == "padding"
-    padding = "valid" if by_name and not isinstance(padding, str) else padding
-    rule = convolution.conv_padding if by_name else convolution.conv
+def conv(c: Bound) -> Dense:
+    _, _, _, *geometry = c.named.values()
 
-    def convolve(b: Dense | None) -> Dense:
-        result: Dense = rule.run(op, input, weight, b, stride, padding, dilation, groups)
-        return result
+    def convolve(bias: Dense | None) -> Dense:
+        return convolution.convolution(c.op, c.input, c.weight, bias, *geometry)
 
-    windows = convolution_windows(weight, stride, padding, dilation)
-    return cropped(convolve, input, bias, weight.ndim - 2, windows)
-
-
-@masked_rule(*convolution.conv_transpose.ops, category=CONTRACTION, takes_op=True, register=within_samples)
-def conv_transpose(
-    op: OpOverload,
-    input: Dense,
-    weight: Dense,
-    bias: Dense | None = None,
-    stride: Sizes = (1,),
-    padding: Sizes = (0,),
-    output_padding: Sizes = (0,),
-    groups: int = 1,
-    dilation: Sizes = (1,),
-) -> Dense:
-    def convolve(b: Dense | None) -> Dense:
-        arguments = (stride, padding, output_padding, groups, dilation)
-        result: Dense = convolution.conv_transpose.run(op, input, weight, b, *arguments)
-        return result
-
-    windows = transposed_windows(weight, stride, padding, output_padding, dilation)
-    return cropped(convolve, input, bias, weight.ndim - 2, windows)
-
-
-@masked_rule(*convolution.convolution.ops, category=CONTRACTION, takes_op=True, register=within_samples)
-def any_convolution(
-    op: OpOverload,
-    input: Dense,
-    weight: Dense,
-    bias: Dense | None,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    transposed: bool,
-    output_padding: Sizes,
-    groups: int,
-    *flags: bool,
-) -> Dense:
-    def convolve(b: Dense | None) -> Dense:
-        arguments = (stride, padding, dilation, transposed, output_padding, groups, *flags)
-        result: Dense = convolution.convolution.run(op, input, weight, b, *arguments)
-        return result
-
-    if transposed:
-        return cropped(
-            convolve,
-            input,
-            bias,
-            weight.ndim - 2,
-            transposed_windows(weight, stride, padding, output_padding, dilation),
-        )
-    return cropped(convolve, input, bias, weight.ndim - 2, convolution_windows(weight, stride, padding, dilation))
+    windows = (
+        transposed_windows(c.weight, c.stride, c.padding, c.output_padding, c.dilation)
+        if convolution.is_transposed(c.named)
+        else convolution_windows(c.weight, c.stride, c.padding, c.dilation)
+    )
+    return cropped(convolve, c.input, c.bias, c.weight.ndim - 2, windows)
 
 
 @masked_rule(aten.conv_tbc.default, category=CONTRACTION, register=within_samples)
@@ -202,86 +149,60 @@ def conv_tbc(self: Dense, weight: Dense, bias: Dense, pad: int = 0) -> Dense:
 # -------------------------------------------------------------------------------------------------------------- pooling
 
 
-def pooling_windows(
-    kernel_size: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool, out: torch.Size, dilation: Sizes = (1,)
-) -> list[Geometry]:
+def pooling_windows(c: Bound, out: torch.Size) -> list[Geometry]:
     spatial = len(out)
-    kernels = per_dim(kernel_size, spatial)
-    strides = per_dim(stride, spatial) if stride else kernels
-    pads, dilations = per_dim(padding, spatial), per_dim(dilation, spatial)
-    return [
-        Geometry(size, k, s, p, p, d, by_ceil=ceil_mode)
-        for size, k, s, p, d in zip(out, kernels, strides, pads, dilations, strict=True)
-    ]
+    sizes = (c.kernel_size, c.stride or c.kernel_size, c.padding, c.padding, c.named.get("dilation", (1,)))
+    windows = zip(out, *(per_dim(s, spatial) for s in sizes), strict=True)
+    return [Geometry(o, k, s, b, a, d, by_ceil=c.ceil_mode) for o, k, s, b, a, d in windows]
 
 
-@masked_rule(*pooling.avg_pool1d.ops, *pooling.avg_pool2d.ops, category=POOLING, takes_op=True, register=within_samples)
-def avg_pool(
-    op: OpOverload,
-    self: Dense,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Dense:
+@masked_rule(*pooling.avg_pool.ops, category=POOLING, takes_call=True, register=within_samples)
+def avg_pool(c: Bound) -> Dense:
     """The sum of the window, divided by the number of its valid elements and of the crop's own padding in it."""
-    spatial = spatial_dims(op)
-    arguments = (*window_sizes(spatial, kernel_size, stride, padding), ceil_mode, count_include_pad)
-    override = () if divisor_override is None else (divisor_override,)
+    self, spatial = c.self, spatial_dims(c.op)
+    _, *window = c.named.values()
+
+    def average(x: Tensor) -> Any:
+        return c.op(x, *window)
+
     if self.validity is None:
-        return Dense(op(self.data, *arguments, *override))
+        return Dense(average(self.data))
     mask = numeric_validity(self, spatial)
-    valid_share = op(mask, *arguments)
+    valid_share = average(mask)
     boxes = crops(self, spatial)
-    windows = pooling_windows(kernel_size, stride, padding, ceil_mode, valid_share.shape[-spatial:])
+    windows = pooling_windows(c, valid_share.shape[-spatial:])
     along = list(zip(windows, boxes, strict=True))
     found = cropped_result(valid_share, along, self, valid_share != 0)
     validity = found.validity
     assert validity is not None
-    if divisor_override is not None:
-        result: Dense = pooling.avg_pool2d.run(op, self, *arguments, divisor_override)
-        return Dense(result.data, validity, found.extent)
+    if c.named.get("divisor_override") is not None:
+        return Dense(averaged(average, self, spatial, divide=False).data, validity, found.extent)
     # The kernel divides by the number of the window's elements in the batch, plus the batch's padding if that counts.
     batch = [Crop(box.start.new_zeros(1), box.start.new_full((1,), box.size), box.size) for box in boxes]
-    counted = Geometry.with_padding if count_include_pad else Geometry.elements
+    counted = Geometry.with_padding if c.count_include_pad else Geometry.elements
     divisor = per_sample([counted(window, whole) for window, whole in zip(windows, batch, strict=True)], self)
     divisor = divisor.to(mask.dtype)
     count = torch.round(valid_share * divisor)
-    if count_include_pad:
+    if c.count_include_pad:
         with_padding = per_sample([window.with_padding(box) for window, box in along], self)
         count = count + (with_padding - per_sample([window.elements(box) for window, box in along], self))
-    data = op(self.filled(0).to(mask.dtype), *arguments)
+    data = average(self.filled(0).to(mask.dtype))
     mean = data * divisor / torch.where(as_bool(validity), count, 1).to(mask.dtype)
     if not self.dtype.is_floating_point:
         mean = whole(mean)
     return Dense(mean.to(self.dtype), validity, found.extent)
 
 
-@masked_rule(*pooling.max_pool.ops, category=POOLING, takes_op=True, register=within_samples)
-def max_pool(
-    op: OpOverload,
-    self: Dense,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = (0,),
-    dilation: Sizes = (1,),
-    ceil_mode: bool = False,
-) -> Any:
+@masked_rule(*pooling.max_pool.ops, category=POOLING, takes_call=True, register=within_samples)
+def max_pool(c: Bound) -> Any:
     """The maxima by the rules for missing values; their indices refer to the batch."""
-    spatial = spatial_dims(op)
-    sizes = window_sizes(spatial, kernel_size, stride, padding, dilation)
-
-    def pool(x: Tensor) -> Any:
-        return op(x, *sizes, ceil_mode)
-
-    result = max_pooled(pool, self, spatial)
+    self, spatial = c.self, spatial_dims(c.op)
+    result = pooling.maximum(c.op, *c.named.values())
     if self.validity is None:
         return result
     first = result if isinstance(result, Dense) else result[0]
     assert first.validity is not None
-    windows = pooling_windows(kernel_size, stride, padding, ceil_mode, first.shape[-spatial:], dilation)
+    windows = pooling_windows(c, first.shape[-spatial:])
     along = list(zip(windows, crops(self, spatial), strict=True))
 
     def cropped_to(result: Dense) -> Dense:
@@ -293,7 +214,8 @@ def max_pool(
 def in_bins(data: Tensor, x: Dense, validity: Tensor, spatial: int) -> Dense:
     """A result of adaptive pooling, whose bins are all there."""
     others = extents.without(x, range(x.ndim - spatial, x.ndim))
-    return extents.with_factors(Dense(data, validity), others, padded=False, grows=False)
+    found: Dense = extents.finished(extents.with_factors(Dense(data, validity), others, padded=False, grows=False))
+    return found
 
 
 @masked_rule(*pooling.adaptive_avg_pool.ops, category=POOLING, takes_op=True, register=within_samples)

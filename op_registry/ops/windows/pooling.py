@@ -24,20 +24,13 @@ from op_registry.authoring import (
     as_bool,
     as_int8,
     autocast_on,
+    bind_by_name,
     lowest,
     masked_rule,
 )
-from op_registry.ops.windows.convolution import Sizes, per_dim
+from op_registry.ops.windows.convolution import Sizes
 
 aten = torch.ops.aten
-
-
-def window_sizes(spatial: int, *sizes: Sizes) -> list[Sizes]:
-    """Kernel, stride, padding and dilation with a number for each dimension, as torch's own functions pass them.
-
-    A default arrives as one number for all, which the kernels accept and inductor's gradient of an average does not.
-    """
-    return [per_dim(size, spatial) for size in sizes]
 
 
 def numeric_validity(x: Dense, spatial: int) -> Tensor:
@@ -92,39 +85,11 @@ def whole(mean: Tensor, to_integer: Callable[[Tensor], Tensor] = torch.trunc) ->
     return to_integer(mean * (1 + 4 * torch.finfo(mean.dtype).eps))
 
 
-@masked_rule(aten.avg_pool1d.default, category=POOLING)
-def avg_pool1d(
-    self: Dense,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Dense:
-    def average(x: Tensor) -> Any:
-        return aten.avg_pool1d(x, kernel_size, stride, padding, ceil_mode, count_include_pad)
-
-    return averaged(average, self, 1, count_include_pad)
-
-
-@masked_rule(aten.avg_pool2d.default, aten.avg_pool3d.default, category=POOLING, takes_op=True)
-def avg_pool2d(
-    op: OpOverload,
-    self: Dense,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Dense:
-    spatial = spatial_dims(op)
-    window = window_sizes(spatial, kernel_size, stride, padding)
-
-    def average(x: Tensor) -> Any:
-        return op(x, *window, ceil_mode, count_include_pad, divisor_override)
-
-    return averaged(average, self, spatial, count_include_pad, divide=divisor_override is None)
+@masked_rule(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default, category=POOLING, takes_op=True)
+def avg_pool(op: OpOverload, self: Dense, *window: Any) -> Dense:
+    named = bind_by_name(op, (self, *window), {})
+    count_padding, divide = named["count_include_pad"], named.get("divisor_override") is None
+    return averaged(lambda x: op(x, *window), self, spatial_dims(op), count_padding, divide)
 
 
 @masked_rule(
@@ -137,10 +102,7 @@ def avg_pool2d(
     takes_op=True,
 )
 def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
-    def average(x: Tensor) -> Any:
-        return op(x, output_size)
-
-    return averaged(average, self, spatial_dims(op))
+    return averaged(lambda x: op(x, output_size), self, spatial_dims(op))
 
 
 def spatial_dims(op: OpOverload) -> int:
@@ -166,7 +128,11 @@ def max_pooled(pool: Callable[[Tensor], Any], x: Dense, spatial: int) -> Any:
     return tuple(Dense(r, validity) for r in result)
 
 
-@masked_rule(
+def maximum(op: OpOverload, self: Dense, *window: Any) -> Any:
+    return max_pooled(lambda x: op(x, *window), self, spatial_dims(op))
+
+
+max_pool = masked_rule(
     aten.max_pool1d.default,
     aten.max_pool2d.default,
     aten.max_pool3d.default,
@@ -175,37 +141,14 @@ def max_pooled(pool: Callable[[Tensor], Any], x: Dense, spatial: int) -> Any:
     aten.max_pool3d_with_indices.default,
     category=POOLING,
     takes_op=True,
-)
-def max_pool(
-    op: OpOverload,
-    self: Dense,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = (0,),
-    dilation: Sizes = (1,),
-    ceil_mode: bool = False,
-) -> Any:
-    spatial = spatial_dims(op)
-    window = window_sizes(spatial, kernel_size, stride, padding, dilation)
-
-    def pool(x: Tensor) -> Any:
-        return op(x, *window, ceil_mode)
-
-    return max_pooled(pool, self, spatial)
-
-
-@masked_rule(
+)(maximum)
+adaptive_max_pool = masked_rule(
     aten.adaptive_max_pool1d.default,
     aten.adaptive_max_pool2d.default,
     aten.adaptive_max_pool3d.default,
     category=POOLING,
     takes_op=True,
-)
-def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Any:
-    def pool(x: Tensor) -> Any:
-        return op(x, output_size)
-
-    return max_pooled(pool, self, spatial_dims(op))
+)(maximum)
 
 
 @masked_rule(

@@ -35,6 +35,7 @@ KINDS: dict[str, Callable[[], md.MaskedTensor]] = {
     "masked": lambda: sample(MASK),
     "all valid": lambda: sample(None),
     "broadcast mask": lambda: sample(MASK[:1]),
+    "an extent": lambda: md.padded(sample(torch.tensor([[T, T, F], [T, F, F]]))),
     "transposed": lambda: sample(MASK).t(),  # type: ignore[dict-item,return-value]
     "the caller's data": lambda: md.as_masked_tensor(torch.arange(6.0).reshape(2, 3), MASK),
 }

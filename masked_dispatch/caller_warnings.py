@@ -1,0 +1,80 @@
+"""Warnings at the line of the caller's that a call comes from; that an end of a batch is no end of its samples."""
+
+from __future__ import annotations
+
+import warnings
+from types import FrameType
+
+from masked_dispatch.compiler_internals import under_compile
+from masked_dispatch.engine_internals import AOT_AUTOGRAD, AROUND_CALLS, NO_CALLER, frames_to_caller
+from op_registry.extents import ends
+
+Frame = tuple[str, FrameType | None]
+
+
+class BatchEndWarning(UserWarning):
+    """``x[:, -1]`` and its like show the end of a padded batch, which is not the end of its shorter samples.
+
+    It comes once for a line of the caller's, by Python's `warnings`. :func:`masked_dispatch.last` and
+    :func:`masked_dispatch.first` give the ends of the samples.
+    """
+
+
+def frames_of_call() -> tuple[list[Frame], Frame] | None:
+    """The frames between the caller's code and this function, and the caller's.
+
+    None where nobody's code asked: this library calls for its own sake, or torch's compiler repeats a traced call.
+    """
+    *between, caller = frames_to_caller()
+    if any(_calls_for_itself(name) for name, _ in between):
+        return None
+    if any(name.startswith(AOT_AUTOGRAD) for name, _ in between) and under_compile():
+        return None  # Dynamo, which traced it before, was told
+    return between, caller
+
+
+def warn_at(caller: Frame, message: str, category: type[Warning]) -> None:
+    """Warn at a line of the caller's. Python shows equal messages once for a line."""
+    name, frame = caller
+    if frame is None:
+        warnings.warn_explicit(message, category, NO_CALLER, 0, __name__)
+        return
+    seen = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, name, seen, frame.f_globals)
+
+
+def _calls_for_itself(module: str) -> bool:
+    """Whether code of this library calls for its own sake: all but the parts of it that run between a call of an
+    operator and its kernel.
+    """
+    package, _, rest = module.partition(".")
+    return package in _SERVING and rest.partition(".")[0] not in _SERVING[package]
+
+
+_SERVING = {
+    "masked_dispatch": {
+        "autograd", "caller_warnings", "compiler_internals", "dispatch", "engine_internals", "replacements", "scopes",
+        "seeing", "torch_internals", "update_policy",
+    },
+    "op_registry": {
+        "authoring", "autocast", "bound", "extents", "laws", "ops", "records", "registry", "resolve", "rule", "schema",
+        "sparse", "windows",
+    },
+}  # fmt: skip
+
+
+def _batch_end(message: str) -> None:
+    found = frames_of_call()
+    if found is None or any(is_torchs_own(name) for name, _ in found[0]):
+        return
+    warn_at(found[1], message, BatchEndWarning)
+
+
+def is_torchs_own(module: str) -> bool:
+    """Whether code of this module of torch calls for its own sake: all but what stands around every call."""
+    return module.startswith("torch.") and not module.startswith(AROUND_CALLS)
+
+
+def install() -> None:
+    """Called once, when the package is imported."""
+    ends.listeners.append(_batch_end)

@@ -1,0 +1,67 @@
+"""Extents in files: whether what is valid is all that is there, what each factor knows of each dimension, its boolean.
+
+These are plain values and tensors, so that ``torch.load(weights_only=True)`` needs no class of this library.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.tensor.file_format import own
+from masked_dispatch.tensor.saved import check_saved, has_values, problem_of_validity
+from op_registry.extents.factors import Extent, Factor, conjunction, factors_of
+from op_registry.extents.plain import known_of, read
+from op_registry.records.dense import Dense
+from op_registry.records.kept import without_kept
+
+
+def parts_of_extent(extent: Extent) -> tuple[Any, ...]:
+    """What a file holds of an extent."""
+    theres = (factor.there for factor in extent.factors)
+    return extent.is_mask, known_of(extent), *(None if there is None else without_kept(there) for there in theres)
+
+
+def saved_extent(record: Dense, parts: object, masked: type[Tensor]) -> Extent:
+    """The extent of a record, from a file's parts. Raises ValueError if they do not fit the record or each other."""
+    is_mask, known, *theres = parts if isinstance(parts, tuple) and len(parts) > 1 else (None, None)
+    if not isinstance(is_mask, bool) or not isinstance(known, tuple) or len(known) != len(theres):
+        check_saved(f"its extent is its mask: {is_mask!r}, and of its {len(theres)} factors is known: {known!r}")
+    factors = []
+    for along, there in zip(known, theres, strict=True):
+        if not isinstance(along, tuple) or len(along) != record.ndim:
+            check_saved(f"its extent knows {along!r} of its {record.ndim} dimensions")
+        try:
+            factor = Factor(tuple(map(read, along)), there)
+        except ValueError as problem:
+            check_saved(str(problem))
+        check_saved(_problem_of_factor(record, factor, is_mask and len(known) == 1, masked))
+        factors.append(Factor(factor.along, own(factor.there)))
+    extent = Extent(tuple(factors), is_mask)
+    check_saved(_problem_of_values(Dense(record.data, record.validity, extent)))
+    return extent
+
+
+def _problem_of_factor(record: Dense, factor: Factor, may_be_mask: bool, masked: type[Tensor]) -> str | None:
+    there = factor.there
+    if there is None:
+        return None if may_be_mask else "a factor of its extent is missing"
+    problem = problem_of_validity(there, "data", record.data, masked, "extent")
+    if problem is None and any(a is None and n != 1 for a, n in zip(factor.along, there.shape, strict=True)):
+        return f"its extent has shape {tuple(there.shape)}, and does not depend on each of these dimensions"
+    return problem
+
+
+def _problem_of_values(record: Dense) -> str | None:
+    """Find what is valid and not there; where the mask is the extent, also what is there and not valid."""
+    extent, there = record.extent, conjunction(factors_of(record))
+    if extent is None or there is None or not has_values(there) or not record.data.numel():
+        return None
+    valid = torch.ones_like(there) if record.validity is None else record.validity
+    if bool((valid > there).any()):
+        return "an element is valid where its extent says that nothing is there"
+    if extent.is_mask and bool((valid < there).any()):
+        return "an element is invalid where its extent, which is its mask, says that something is there"
+    return None

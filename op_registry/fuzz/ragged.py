@@ -1,0 +1,96 @@
+"""The tensors of programs under P9: samples of different sizes, and the padded batch of them.
+
+A source has `axes`: "B" for the samples, a letter for a dimension in which samples differ, a number for features.
+Sources with one letter have one length in each sample. All that is random follows from the program's seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from op_registry.conformance.subject import Subject
+from op_registry.fuzz.programs import Source
+from op_registry.fuzz.sources import data_of
+
+SIDES = ("right", "right", "left", "centre")
+GARBAGE = (float("nan"), float("inf"), 1e38)
+
+
+def side_of(seed: int) -> str:
+    """Where the padding of a program's batches lies."""
+    return random.Random(f"side {seed}").choice(SIDES)
+
+
+def lengths(source: Source, axis: str, seed: int) -> list[int]:
+    """The length of each sample along an axis; in a third of the programs, some have length 0."""
+    rng = random.Random(f"{axis} {seed}")
+    most = source.shape[source.axes.index(axis)]
+    return [rng.randint(1 if seed % 3 else 0, most) for _ in range(source.shape[0])]
+
+
+Place = tuple[slice, ...]
+
+
+def places(source: Source, seed: int) -> list[Place]:
+    """Where each sample lies in the batch."""
+    side = side_of(seed)
+    found = []
+    for row in range(source.shape[0]):
+        place = []
+        for axis, size in zip(source.axes[1:], source.shape[1:], strict=True):
+            length = lengths(source, axis, seed)[row] if isinstance(axis, str) else size
+            start = {"right": 0, "left": size - length, "centre": (size - length) // 2}[side]
+            place.append(slice(start, start + length))
+        found.append(tuple(place))
+    return found
+
+
+def samples(source: Source, seed: int) -> list[tuple[Tensor, Tensor | None]]:
+    """Each sample (1, …) by itself, and its mask; None if nothing is missing."""
+    data = data_of(source)
+    mask = None
+    if source.mask == "random":
+        mask = torch.rand(source.shape, generator=torch.Generator().manual_seed(source.seed + 1)) < 0.8
+    return [
+        (data[(slice(row, row + 1), *place)].clone(), None if mask is None else mask[(slice(row, row + 1), *place)])
+        for row, place in enumerate(places(source, seed))
+    ]
+
+
+def there(source: Source, seed: int) -> Tensor:
+    """bool of the batch's shape: which positions are there."""
+    found = torch.zeros(source.shape, dtype=torch.bool)
+    for row, place in enumerate(places(source, seed)):
+        found[row][place] = True
+    return found
+
+
+def batch(source: Source, seed: int, subject: Subject, requires_grad: bool = False) -> object:
+    """The samples of a source as a padded batch, with garbage around them; a source without samples as it is."""
+    if not source.axes:
+        return data_of(source).requires_grad_(requires_grad)
+    exists = there(source, seed)
+    data = torch.where(exists, data_of(source), GARBAGE[source.seed % len(GARBAGE)])
+    mask = None
+    if source.mask == "random":
+        mask = torch.zeros(source.shape, dtype=torch.bool)
+        for (_, own), row, place in zip(
+            samples(source, seed), range(source.shape[0]), places(source, seed), strict=True
+        ):
+            assert own is not None
+            mask[row][place] = own[0]
+    positions = [d for d, axis in enumerate(source.axes) if d and isinstance(axis, str)]
+    if not positions:
+        return subject.wrap(data, mask, requires_grad=requires_grad)
+    return subject.padded(data, mask, exists, 0, positions, requires_grad)
+
+
+def has_empty(sources: Sequence[Source], row: int, seed: int) -> bool:
+    """Whether a sample has length 0 along an axis."""
+    return any(
+        lengths(source, axis, seed)[row] == 0 for source in sources for axis in source.axes[1:] if isinstance(axis, str)
+    )
