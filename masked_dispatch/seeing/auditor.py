@@ -66,7 +66,7 @@ class Auditor(Recorder):
             return
         with self._counting():
             self._rows.note(event)
-            line = caller_line(_LOSSES if "reduction" in event.named else ())
+            line = caller_line(_LOSSES if "reduction" in event.named else _EINSUM if event.name == "einsum" else ())
             if line is not None:
                 for check in self._checks:
                     self._add(check(event, line), line, event.batch_end)
@@ -181,6 +181,8 @@ _SERVING = (
     "torch_internals", "update_policy", "api.methods", "api.padding", "api.reductions", "api.skipna",
 )  # fmt: skip
 _PARTS_SERVING = tuple(f"masked_dispatch.{part}" for part in _SERVING)
+# Modules of torch whose Python functions make the call that a line asks for, and do nothing else of their own.
+_EINSUM = ("torch.functional",)
 _LOSSES = ("torch.nn.functional", "torch.nn.modules.loss", "torch.nn.modules.module")
 
 

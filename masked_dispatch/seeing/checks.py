@@ -322,7 +322,7 @@ def reduced(event: Event) -> tuple[int, ...]:
 
 # ------------------------------------------------------------------------------------------------------------- factors
 
-_PRODUCTS = {"mul", "dot", "vdot", "inner"}
+_PRODUCTS = {"mul", "dot", "vdot", "inner", "einsum"}
 _MATRIX_PRODUCTS = {"mm", "bmm", "matmul"}
 # Functions of torch that reduce a plain tensor to a statistic of it.
 _STATISTICS = {"sum", "nansum", "mean", "nanmean", "var", "std", "dot", "vdot"}
@@ -360,7 +360,7 @@ class Factors:
             return
         masked, plain = (a, b) if a.is_masked else (b, a)
         count = int(((plain.tensor != 0) & ~masked.valid).sum())
-        family = self._family(plain.tensor)
+        family = self._family(next(taken.tensor for taken in event.operands if not taken.is_masked))
         if family.reduced:
             yield Found("plain factor", count)
         elif count:

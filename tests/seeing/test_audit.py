@@ -121,6 +121,9 @@ def test_an_invalid_weight_of_a_row() -> None:
     assert found_in(lambda: batch(2) * weights[:, None, None]) == [("lost rows", 1)]
     partly = md.masked_tensor(torch.ones(3, 2), torch.tensor([[True, False]] * 3))
     assert found_in(lambda: torch.ones(3, 2).sub(partly)) == []
+    targets = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
+    predictions = md.masked_tensor(torch.ones(3), torch.tensor([True, True, True]))
+    assert found_in(lambda: [predictions - targets for _ in range(2)]) == []
 
 
 def test_padding_that_becomes_valid() -> None:
@@ -163,6 +166,8 @@ def test_an_assignment_that_drops_a_mask() -> None:
     with md.updates("silent"):
         assert found_in(lambda: plain.copy_(x)) == []
     assert found_in(lambda: plain.copy_(x.to_tensor(0))) == []
+    with pytest.warns(md.MaskDroppedWarning):
+        assert found_in(lambda: plain.copy_(batch(2))) == [("mask dropped", 12)]
 
 
 @pytest.mark.filterwarnings("ignore::masked_dispatch.BatchEndWarning")
@@ -230,6 +235,8 @@ def test_dice_with_one_void_pixel() -> None:
     ]
     assert found_in(lambda: dice(t.view(-1), p.view(-1))) == [("plain factor", 1)]
     assert found_in(lambda: (t.sum(), (p * t).sum())) == [("plain factor", 1)]
+    assert found_in(lambda: (p.mT @ (t - 0.5), (t - t.mean(0)))) == [("plain factor", 1)]
+    assert found_in(lambda: (torch.einsum("ij,ij->i", p, t), t.norm())) == [("plain factor", 1)]
     assert found_in(lambda: ((p * t).sum(), (t * t).sum())) == [("plain factor", 1)]
     assert found_in(lambda: dice(p, md.mask_like(t, p))) == []
     assert found_in(lambda: dice(p, t * torch.tensor([[1.0, 0.0], [1.0, 1.0]]))) == []  # nothing counted is left out
