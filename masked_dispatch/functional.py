@@ -19,15 +19,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.densify_policy import check_allowed
-from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.torch_internals import tree_flatten, tree_map, tree_unflatten
+from masked_dispatch.torch_internals import broadcast_to_leaves, mapped_dim, tree_flatten, tree_map, tree_unflatten
+from op_registry.extents.factors import Extent
+from op_registry.extents.pieces import booleans_of, of_outer, with_booleans, with_samples, without_dim
+from op_registry.records.dense import Dense
 from op_registry.records.dims import with_leading_dims
 from op_registry.records.validity import intersect
 
@@ -45,16 +48,18 @@ def __dir__() -> list[str]:
 
 
 class _DataAndValidity(NamedTuple):
-    """A masked tensor as vmap sees it: two tensors of the same shape."""
+    """A masked tensor as vmap sees it: tensors of the same shape, the booleans of its extent last."""
 
     data: Tensor
     validity: Tensor
+    booleans: tuple[Tensor, ...]
 
 
 class _DataOnly(NamedTuple):
     """The same if no validity is stored."""
 
     data: Tensor
+    booleans: tuple[Tensor, ...]
 
 
 def _densely(value: object, transform: str) -> object:
@@ -65,31 +70,74 @@ def _densely(value: object, transform: str) -> object:
     return value._stored_densely()
 
 
-def _split_for_vmap(value: object) -> object:
-    value = _densely(value, "vmap")
-    if not isinstance(value, MaskedTensor):
-        return value
-    if value._graph_validity is None:
-        return _DataOnly(_ops.data_of(value))
-    return _DataAndValidity(_ops.data_of(value), _ops.validity_of(value).expand(value.shape))
+def _extent_of(tensor: MaskedTensor) -> Extent | None:
+    """A tensor's extent. What is known of it is no value that Dynamo traces: there, the graph breaks."""
+    if torch.compiler.is_dynamo_compiling():
+        _ops.check_no_extent(tensor, "a transform of masked_dispatch.functional inside of a graph")
+        return None
+    return tensor._extent
 
 
-def _reassemble(value: object) -> object:
-    if isinstance(value, _DataAndValidity):
-        return _ops.from_parts(value.data, value.validity)
-    return _ops.from_parts(value.data, None) if isinstance(value, _DataOnly) else value
+class _Leaves:
+    """Takes masked leaves of trees apart for vmap, and reassembles them; keeps the extents of all, in order."""
+
+    def __init__(self) -> None:
+        self.extents: list[Extent | None] = []
+
+    def split(self, tree: object) -> Any:
+        return tree_map(self._split, tree)
+
+    def reassemble(self, tree: object, change: Callable[[Extent, int, Tensor], Extent]) -> Any:
+        """The leaves again; `change` makes an extent, the number of its leaf, and data, what is known there."""
+        numbers = iter(range(len(self.extents)))
+
+        def masked(value: object) -> object:
+            if not _is_split(value):
+                return value
+            validity = value.validity if isinstance(value, _DataAndValidity) else None
+            whole: MaskedTensor = _ops.from_parts(value.data, validity)
+            number = next(numbers)
+            extent = self.extents[number]
+            if extent is None:
+                return whole
+            return with_extent(whole, with_booleans(change(extent, number, value.data), value.booleans))
+
+        return tree_map(masked, tree, is_leaf=_is_split)
+
+    def _split(self, value: object) -> object:
+        value = _densely(value, "vmap")
+        if not isinstance(value, MaskedTensor):
+            return value
+        extent, booleans = _extent_of(value), ()
+        if extent is not None:
+            booleans = tuple(boolean.expand(value.shape) for boolean in booleans_of(extent))
+        self.extents.append(extent)
+        if value._graph_validity is None:
+            return _DataOnly(_ops.data_of(value), booleans)
+        return _DataAndValidity(_ops.data_of(value), _ops.validity_of(value).expand(value.shape), booleans)
 
 
-def _is_split(value: object) -> bool:
+def _inside(extent: Extent, number: int, data: Tensor) -> Extent:
+    dim = mapped_dim(data)
+    return extent if dim is None else without_dim(extent, dim)
+
+
+def _dims_of_masked(out_dims: object, output: object) -> list[int | None]:
+    """The dimension that vmap adds to each masked leaf of an output."""
+    leaves, spec = tree_flatten(output)
+    if len(leaves) == 1 and isinstance(out_dims, tuple):
+        dims = list(out_dims)
+    else:
+        dims = broadcast_to_leaves(out_dims, spec) or [None] * len(leaves)  # torch raises
+    return [
+        None if dim is None else dim % (leaf.ndim + 1)
+        for dim, leaf in zip(dims, leaves, strict=False)
+        if isinstance(leaf, MaskedTensor)
+    ]
+
+
+def _is_split(value: object) -> TypeGuard[_DataAndValidity | _DataOnly]:
     return isinstance(value, (_DataAndValidity, _DataOnly))
-
-
-def _split_tree(tree: object) -> Any:
-    return tree_map(_split_for_vmap, tree)
-
-
-def _reassemble_tree(tree: object) -> Any:
-    return tree_map(_reassemble, tree, is_leaf=_is_split)
 
 
 class _Sparsity(NamedTuple):
@@ -103,7 +151,7 @@ class _Sparsity(NamedTuple):
     shape: tuple[int, ...]  # of the tensor
 
 
-_MaskKind = tuple[int, _Sparsity | None]
+_MaskKind = tuple[int, _Sparsity | None, Extent | None]
 # What leaves a transform unchanged: the mask tensors of the outputs and of the aux, and the aux without masks.
 _Carried = tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]
 
@@ -111,22 +159,38 @@ _Carried = tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]
 class _Mask(NamedTuple):
     """What a masked leaf of a tree has besides its data.
 
-    tensors   the validity if one is stored; for sparse storage, after the index tensors
+    tensors   the validity if one is stored, then the booleans of the extent; for sparse storage, after the index tensors
     sparsity  None for dense storage
+    extent    what is known of it; its booleans are among the tensors
     """
 
     tensors: tuple[Tensor, ...] = ()
     sparsity: _Sparsity | None = None
+    extent: Extent | None = None
 
     def masked(self, data: Tensor) -> Tensor:
         """The leaf with `data`."""
         sparsity = self.sparsity
         if sparsity is None:
-            masked: Tensor = _ops.from_parts(data, self.tensors[0] if self.tensors else None)
-            return masked
+            masked: MaskedTensor = _ops.from_parts(data, self.validity)
+            return masked if self.extent is None else with_extent(masked, self.whole_extent)
         pieces, validity = self.tensors[: sparsity.pieces], self.tensors[sparsity.pieces :]
         stored: Tensor = _ops.from_stored(data, validity[0] if validity else None, list(pieces), *sparsity[:4])
         return stored
+
+    @property
+    def validity(self) -> Tensor | None:
+        """The validity of a leaf in dense storage, if one is stored."""
+        stored = len(self.tensors) - (0 if self.extent is None else len(booleans_of(self.extent)))
+        return self.tensors[0] if stored else None
+
+    @property
+    def whole_extent(self) -> Extent | None:
+        """The extent with its booleans."""
+        extent = self.extent
+        if extent is None:
+            return None
+        return with_booleans(extent, self.tensors[len(self.tensors) - len(booleans_of(extent)) :])
 
     def values_of(self, tangent: Tensor) -> Tensor:
         """The elements of a tangent at the coordinates of the leaf's values, for a leaf in sparse storage."""
@@ -142,8 +206,8 @@ class _Mask(NamedTuple):
 
     @property
     def kind(self) -> _MaskKind:
-        """The number of tensors, and the sparsity."""
-        return len(self.tensors), self.sparsity
+        """The number of tensors, the sparsity, and what is known of the extent."""
+        return len(self.tensors), self.sparsity, self.extent
 
 
 def _data_and_mask(leaf: MaskedTensor) -> tuple[Tensor, _Mask]:
@@ -154,7 +218,10 @@ def _data_and_mask(leaf: MaskedTensor) -> tuple[Tensor, _Mask]:
         )
         values, *tensors = _ops.stored_of(leaf)
         return values, _Mask(tuple(tensors), sparsity)
-    return _ops.data_of(leaf), _Mask(() if leaf._graph_validity is None else (_ops.validity_of(leaf),))
+    tensors = () if leaf._graph_validity is None else (_ops.validity_of(leaf),)
+    extent = _extent_of(leaf)
+    booleans = () if extent is None else booleans_of(extent)
+    return _ops.data_of(leaf), _Mask((*tensors, *booleans), None, extent)
 
 
 def _without_masks(tree: object) -> tuple[Any, list[_Mask | None]]:
@@ -273,8 +340,8 @@ def _masks_from(kinds: Sequence[_MaskKind | None], tensors: Sequence[Tensor]) ->
     """Masks of these kinds from the list of all their tensors: the inverse of `_mask_tensors`."""
     rest = list(tensors)
 
-    def mask(number: int, sparsity: _Sparsity | None) -> _Mask:
-        return _Mask(tuple(rest.pop(0) for _ in range(number)), sparsity)
+    def mask(number: int, sparsity: _Sparsity | None, extent: Extent | None) -> _Mask:
+        return _Mask(tuple(rest.pop(0) for _ in range(number)), sparsity, extent)
 
     return [None if kind is None else mask(*kind) for kind in kinds]
 
@@ -283,12 +350,19 @@ def _jacobian_mask(output: _Mask | None, argument: _Mask | None, jacobian: Tenso
     """The mask of a Jacobian whose last `ndim` dimensions are its argument's."""
     if output is None and argument is None:
         return None
+    lead = jacobian.ndim - ndim
     validity = None
-    if output is not None and output.tensors:
-        validity = output.tensors[0][(..., *[None] * ndim)]
-    if argument is not None and argument.tensors:
-        validity = intersect(validity, with_leading_dims(argument.tensors[0], jacobian.ndim - ndim))
-    return _Mask(() if validity is None else (validity,))
+    if output is not None and output.validity is not None:
+        validity = output.validity[(..., *[None] * ndim)]
+    if argument is not None and argument.validity is not None:
+        validity = intersect(validity, with_leading_dims(argument.validity, lead))
+    records = (
+        mask if mask is None else Dense(jacobian.new_empty(()).expand(shape), mask.validity, mask.whole_extent)
+        for mask, shape in ((output, jacobian.shape[:lead]), (argument, jacobian.shape[lead:]))
+    )
+    extent = of_outer(*records, jacobian.ndim)
+    booleans = () if extent is None else booleans_of(extent)
+    return _Mask((*(() if validity is None else (validity,)), *booleans), None, extent)
 
 
 # --------------------------------------------------------------------------------------------------- the transforms
@@ -306,13 +380,24 @@ def vmap(
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        keywords = _split_tree(kwargs)
+        arguments, keywords, results = _Leaves(), _Leaves(), _Leaves()
+        plain_args, plain_keywords = arguments.split(args), keywords.split(kwargs)
+        dims: list[int | None] = []
 
         def inside(*parts: Any) -> Any:
-            return _split_tree(func(*_reassemble_tree(parts), **_reassemble_tree(keywords)))
+            output = func(*arguments.reassemble(parts, _inside), **keywords.reassemble(plain_keywords, _inside))
+            results.extents.clear()
+            plain_output = results.split(output)
+            if any(extent is not None for extent in results.extents):
+                dims[:] = _dims_of_masked(out_dims, output)
+            return plain_output
+
+        def outside(extent: Extent, number: int, data: Tensor) -> Extent:
+            dim = dims[number]
+            return extent if dim is None else with_samples(extent, dim)
 
         transformed = torch.func.vmap(inside, in_dims, out_dims, randomness, chunk_size=chunk_size)
-        return _reassemble_tree(transformed(*_split_tree(args)))
+        return results.reassemble(transformed(*plain_args), outside)
 
     return mapped
 

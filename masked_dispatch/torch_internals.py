@@ -141,6 +141,7 @@ no_torch_function = torch._C._disabled_torch_function_impl
 
 # The pytree functions that torch's transforms use; _pytree has no public name.
 tree_flatten, tree_unflatten, tree_map = _pytree.tree_flatten, _pytree.tree_unflatten, _pytree.tree_map
+broadcast_to_leaves: Callable[[Any, Any], list[Any] | None] = _pytree._broadcast_to_and_flatten
 
 
 def under_transform() -> bool:
@@ -179,6 +180,22 @@ def outlived_transform(tensor: torch.Tensor) -> bool:
     """Whether `tensor` belongs to a functorch level that has ended."""
     level: int = torch._C._functorch.maybe_get_level(tensor)
     return level == _DEAD or level > (transform_level() or 0)
+
+
+def mapped_dim(tensor: torch.Tensor) -> int | None:
+    """The dimension of an argument over which the innermost vmap maps; None if it does not map over one."""
+    functorch = torch._C._functorch
+    if not functorch.is_batchedtensor(tensor) or functorch.maybe_get_level(tensor) != transform_level():
+        return None
+    return int(functorch.maybe_get_bdim(tensor))
+
+
+def values_in_transform(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor inside functorch transforms, of all examples of a vmap."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def remove_module_hook(handle: RemovableHandle) -> None:

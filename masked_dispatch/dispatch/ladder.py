@@ -75,6 +75,7 @@ from masked_dispatch.torch_internals import (
     stands_for_value_of_graph,
     tracking_views_and_versions,
     under_transform,
+    values_in_transform,
 )
 from op_registry import MaskedSemanticsError, registry, resolve
 from op_registry.laws.categories import COMPOSITE, ELEMENTWISE, REDUCTION, REFUSED
@@ -469,6 +470,7 @@ def install() -> None:
         recording,
         stands_for_value_of_graph,
         carries_older_vmap,
+        values_in_transform,
     )
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
     follow_registry()

@@ -18,7 +18,7 @@ from masked_dispatch.dispatch.sparse import lowered
 from masked_dispatch.engine_internals import called_by_functorch
 from masked_dispatch.tensor.in_transform import InTransform, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import copy_validity_before_views, make_view_family, shared_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, with_extent, wrap
 from masked_dispatch.tensor.messages import returned_to_torch_func
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
@@ -50,14 +50,13 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if isinstance(base, SparseMaskedTensor):
             return view_of_sparse(op, args, kwargs)
         if under_transform():
-            base._check_no_extent("a transform of masked_dispatch.functional")
             if called_by_functorch(1):
                 raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands outputs it does not know
             record = unwrap(base)
             if isinstance(base, InTransform):
                 copy_validity_before_views(base)
-                record = Dense(base._data, base._validity)
-            return _wrap_views(base, run(record, *args[1:], **kwargs), wrap_in_transform)
+                record = Dense(base._data, base._validity, base._extent)
+            return _wrap_views(base, _run_of(run, rule, op, base)(record, *args[1:], **kwargs), wrap_in_transform)
         view = redispatch(op, keyset, args, kwargs)
         first = view[0] if isinstance(view, (list, tuple)) and view else view
         if isinstance(first, Tensor) and first.requires_grad and first.grad_fn is not None:
@@ -125,14 +124,19 @@ def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedT
 def view_below(run: Run, rule: Rule | None, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The view of data and validity, in one family with its base."""
     base = args[0]
-    if base._extent is not None:
-        assert rule is not None
-        run = functools.partial(run_with_extents, run, rule, op)
+    run = _run_of(run, rule, op, base)
     if being_traced(base._data):
         copy_validity_before_views(base)
         return _wrap_views(base, run(Dense(base._data, base._validity, base._extent), *args[1:], **kwargs))
     with inference_mode_of(base), tracking_views_and_versions():
         return _wrap_views(base, run(Dense(base._data, base._validity, base._extent), *args[1:], **kwargs))
+
+
+def _run_of(run: Run, rule: Rule | None, op: OpOverload, base: MaskedTensor) -> Run:
+    if base._extent is None:
+        return run
+    assert rule is not None
+    return functools.partial(run_with_extents, run, rule, op)
 
 
 def _wrap_views(
@@ -143,8 +147,7 @@ def _wrap_views(
     view = wrap(result.data, checked_validity(result))
     hand_on(base._data, view._data, view._stored_validity, of_source=base._validity)
     share_storage(view, base)
-    if result.extent is not None:
-        view._extent = result.extent
+    with_extent(view, result.extent)
     is_copy = result.data.dtype is not base.dtype or isinstance(result, PartOfEach)
     if not is_copy:
         make_view_family(base, view)

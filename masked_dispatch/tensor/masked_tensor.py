@@ -13,6 +13,7 @@ from torch import Tensor
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.tensor.all_valid import ReadWhereAllValid
 from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
+from masked_dispatch.tensor.extent_in_graphs import NAMES, ExtentPieces, pieces_of, take_extent_from_graph
 from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.fills import checked_fill
 from masked_dispatch.tensor.indexing import as_source
@@ -52,6 +53,7 @@ from masked_dispatch.update_policy import Mode, current
 from op_registry import MaskedSemanticsError, registry
 from op_registry.digests import digest_of
 from op_registry.extents.factors import Extent
+from op_registry.extents.pieces import Known, sizes_in
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.fill import fill_where_invalid
@@ -61,13 +63,14 @@ from op_registry.sparse.layout import Layout
 from op_registry.sparse.permuted import AnyRecord
 
 # Compiled graphs guard on these: how writes outside the graph change validity, the registry's version, the mode of
-# `updates`, and a handle through which a guard can give the tensor its own validity (all handles compare equal).
-Context = tuple[str, str, Mode, GuardedInput | None]
+# `updates`, what is known of the extent, and a handle through which a guard can give the tensor its own validity (all
+# handles compare equal).
+Context = tuple[str, str, Mode, Known | None, GuardedInput | None]
 
 M = TypeVar("M", bound="MaskedTensor")
 
 
-class MaskedTensor(Conversions, NamedPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
+class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, WithoutMemory, torch.Tensor):
     """A tensor and a mask of the same shape, True where an element is valid.
 
     :func:`masked_tensor` (copies) and :func:`as_masked_tensor` (shares memory, differentiable) make one.
@@ -229,36 +232,45 @@ class MaskedTensor(Conversions, NamedPieces, ReadWhereAllValid, WithoutMemory, t
     @never_compiled
     def __tensor_flatten__(self) -> tuple[list[str], Context]:
         # No sizes: the graph would guard on each. The registry's version makes a replaced rule recompile.
-        self._check_no_extent("torch.compile")
         keep_functions_whole(registry.version)
         memory_exposed()  # a compiled graph may write to the data without raising its version
-        if self._validity is None:
-            return ["_data"], ("none", registry.version, current(), None)
-        if self._graph_writes is None:
-            self._graph_writes = GraphWrites()
-        written = "in place" if self._family is not None and self._family.in_place else "copied first"
-        return ["_data", "_graph_validity"], (written, registry.version, current(), self._graph_writes.guarded(self))
+        names, known, written, guarded = ["_data"], None, "none", None
+        if self._validity is not None:
+            if self._graph_writes is None:
+                self._graph_writes = GraphWrites()
+            names.append("_graph_validity")
+            written = "in place" if self._family is not None and self._family.in_place else "copied first"
+            guarded = self._graph_writes.guarded(self)
+        if self._extent is not None:
+            _, known, pieces = pieces_of(self)
+            names += NAMES[: len(pieces)]
+        return names, (written, registry.version, current(), known, guarded)
 
     @staticmethod
     @never_compiled
     def __tensor_unflatten__(
         inner: dict[str, Tensor], context: Context, outer_size: torch.Size, outer_stride: tuple[int, ...]
     ) -> MaskedTensor:
+        written, *_, known, guarded = context
         wrapper = wrap(inner["_data"], inner.get("_graph_validity"))
+        if known is not None:
+            take_extent_from_graph(wrapper, known, inner)
         if being_traced(wrapper._data):
             prepare_for_tracing()
-            found_family_in_graph(wrapper, context[0] == "in place", context[3])
+            found_family_in_graph(wrapper, written == "in place", guarded)
         else:
-            join_family_from_graph(wrapper, context[3])
+            join_family_from_graph(wrapper, guarded)
         return wrapper
 
     @classmethod
     def __metadata_guard__(cls, expected: Context, actual: Context) -> bool:
         memory_exposed()
-        if expected[:3] != actual[:3]:
+        *known, writes = expected
+        *known_now, writes_now = actual
+        if known != known_now:
             return False
-        if expected[3] is not None and actual[3] is not None and expected[3].graph_writes.seen:
-            actual[3].unshare()
+        if writes is not None and writes_now is not None and writes.graph_writes.seen:
+            writes_now.unshare()
         return True
 
     def __coerce_tangent_metadata__(self) -> MaskedTensor:
@@ -351,6 +363,8 @@ def with_extent(tensor: M, extent: Extent | None) -> M:
     """The same masked tensor, which nobody else has yet, with an extent."""
     if extent is not None:
         tensor._extent = extent
+        if sizes_in(extent) and being_traced(tensor._stored_tensors[0]):
+            pieces_of(tensor)  # recorded here: a graph's results are flattened after it
     return tensor
 
 

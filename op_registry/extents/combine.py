@@ -19,7 +19,7 @@ from op_registry.extents.factors import (
     is_prefix,
     numbers_positions,
 )
-from op_registry.records.tracing import being_traced
+from op_registry.records.tracing import being_traced, recording, values_of
 from op_registry.records.validity import intersect
 
 
@@ -86,7 +86,7 @@ def _check_same(a: Tensor, b: Tensor, dim: int, name: str) -> None:
         "other behind, say), so that their positions do not belong together. Move the samples of both to the front "
         f"first, masked_dispatch.align(x, {dim}); or drop what is known of the padding, x.without_extent()."
     )
-    if being_traced(a) or being_traced(b):
+    if being_traced(a) or being_traced(b) or recording():
         torch._assert_async((a == b).all(), text)
-    elif a.shape != b.shape or not torch.equal(a, b):
+    elif a.shape != b.shape or not bool(values_of(a == b).all()):
         raise MaskedSemanticsError(text)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from op_registry.extents import stored
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import being_traced
+from op_registry.records.tracing import being_traced, under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.sparse.permuted import AnyRecord, Permuted
 from op_registry.sparse.record import Sparse
@@ -110,6 +110,11 @@ class Factor:
     def positions(self) -> tuple[int, ...]:
         """The dimensions whose positions it numbers."""
         return tuple(d for d, along in enumerate(self.along) if numbers_positions(along))
+
+    @property
+    def matters(self) -> bool:
+        """Whether it may differ from element to element, or between the examples of a vmap."""
+        return under_transform() or any(along is not None for along in self.along)
 
     @property
     def depends(self) -> tuple[int, ...]:

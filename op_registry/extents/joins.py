@@ -24,7 +24,7 @@ from op_registry.extents.factors import (
     numbers_positions,
 )
 from op_registry.extents.follow import only_padded, records_of, there_says_all, with_factors
-from op_registry.records.tracing import being_traced
+from op_registry.records.tracing import computed_at_once, recording
 from op_registry.records.validity import as_int8, unite
 from op_registry.rule import Run
 
@@ -96,7 +96,7 @@ def _steps(parts: Sequence[_Part], dim: int) -> Factor | None:
 def _differ(a: Tensor, b: Tensor | None) -> bool:
     if b is None or a is b:
         return False
-    return being_traced(a) or a.shape != b.shape or not torch.equal(a, b)
+    return not computed_at_once(a, b) or recording() or a.shape != b.shape or not torch.equal(a, b)
 
 
 def _end_to_end(parts: Sequence[_Part], factors: Sequence[Sequence[Factor]], dim: int, positions: bool) -> Factor:

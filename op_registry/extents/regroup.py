@@ -20,6 +20,7 @@ from op_registry.extents.factors import (
     numbers_positions,
 )
 from op_registry.records.broadcast import reshape_validity
+from op_registry.records.dims import known_to_hold
 from op_registry.records.validity import as_int8
 
 # What is known along each label.
@@ -45,12 +46,13 @@ def carried(
     if positions and all(a in gone for a in positions):
         return None
     known |= dict.fromkeys(broadcast & known.keys(), None)
-    along = tuple(_along_of(dim, known, sizes) for dim in result)
-    if not any(a is not None for a in along):
+    moved = Factor(tuple(_along_of(dim, known, sizes) for dim in result))
+    if not moved.matters:
         return None
-    if along == factor.along and tuple(operand) == tuple(result):
+    if moved.along == factor.along and tuple(operand) == tuple(result):
         return factor
-    return factor.moved(along, functools.partial(_moved, operand=operand, result=result, known=known, sizes=sizes))
+    move = functools.partial(_moved, operand=operand, result=result, known=known, sizes=sizes)
+    return factor.moved(moved.along, move)
 
 
 def known_of(factor: Factor, operand: Sequence[Dimension], sizes: Mapping[Label, int]) -> Known:
@@ -69,9 +71,9 @@ def split(along: Along, parts: Sequence[Label], sizes: Mapping[Label, int]) -> K
         left = list(along.parts)
         for part in parts:
             taken: list[tuple[int, Along]] = []
-            while left and (not taken or math.prod(s for s, _ in taken) < sizes[part]):
+            while left and (not taken or not _same(math.prod(s for s, _ in taken), sizes[part])):
                 taken.append(left.pop(0))
-            if math.prod(s for s, _ in taken) != sizes[part]:
+            if not _same(math.prod(s for s, _ in taken), sizes[part]):
                 break
             known[part] = taken[0][1] if len(taken) == 1 else _merged(taken)
         else:
@@ -79,6 +81,11 @@ def split(along: Along, parts: Sequence[Label], sizes: Mapping[Label, int]) -> K
                 return known
     unordered = SCATTERED if numbers_positions(along) else None if along is None else SAMPLES
     return dict.fromkeys(parts, unordered)
+
+
+def _same(size: int, other: int) -> bool:
+    """Whether two sizes are equal; in a graph, where nothing is known of them, they are not."""
+    return known_to_hold(size == other)
 
 
 def _merged(parts: Sequence[tuple[int, Along]]) -> Along:
@@ -144,7 +151,7 @@ def reshaped(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Facto
 
 
 def _splits(along: Along, size: int) -> TypeGuard[Merged]:
-    return isinstance(along, Merged) and math.prod(s for s, _ in along.parts) == size
+    return isinstance(along, Merged) and _same(math.prod(s for s, _ in along.parts), size)
 
 
 def _alongs(parts: Sequence[Part], size: Sequence[int]) -> list[Along]:
@@ -153,20 +160,20 @@ def _alongs(parts: Sequence[Part], size: Sequence[int]) -> list[Along]:
     left = list(parts)
     n = 0
     while n < len(size):
-        if size[n] == 1 and (not left or left[0][0] != 1):
+        if _same(size[n], 1) and (not left or not _same(left[0][0], 1)):
             found.append(None)
             n += 1
             continue
         taken, m = ([left.pop(0)] if left else []), n + 1
-        while (product := math.prod(s for s, _ in taken)) != (wanted := math.prod(size[n:m])):
-            if product < wanted and left:
+        while not _same(product := math.prod(s for s, _ in taken), wanted := math.prod(size[n:m])):
+            if known_to_hold(product < wanted) and left:
                 taken.append(left.pop(0))
             elif m < len(size):
                 m += 1
             else:
                 break
         # What has size 1 belongs to the next dimension of size 1, or else to this one.
-        while left and left[0][0] == 1 and not (m < len(size) and size[m] == 1):
+        while left and _same(left[0][0], 1) and not (m < len(size) and _same(size[m], 1)):
             taken.append(left.pop(0))
         if m == len(size):
             taken, left = taken + left, []
@@ -178,7 +185,7 @@ def _alongs(parts: Sequence[Part], size: Sequence[int]) -> list[Along]:
 def _of_group(parts: Sequence[Part], dims: int) -> list[Along]:
     """What is known of dimensions that have as many elements as these parts."""
     if dims == 1:
-        told = [p for p in parts if not (p[0] == 1 and p[1] is None)] or parts
+        told = [p for p in parts if not (p[1] is None and _same(p[0], 1))] or parts
         return [told[0][1] if len(told) == 1 else _merged(told)]
     if all(along is None for _, along in parts):
         return [None] * dims

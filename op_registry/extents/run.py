@@ -45,6 +45,8 @@ def run_with_extents(run: Run, rule: Rule, op: OpOverload, *args: Any, **kwargs:
 def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The same, whose validity is still the rule's."""
     call = Bound.of(rule, op, args, kwargs)
+    if isinstance(rule.dims, Reshaped):
+        return samples.reshaped(call, run)
     labels = call.labels
     if labels is None:
         dims = rule.dims
@@ -68,8 +70,6 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         return joins.joined
     if isinstance(dims, (Indexed, AtIndices)):
         return indices.looked_up
-    if isinstance(dims, Reshaped):
-        return samples.reshaped
     if isinstance(dims, View) and depends_at(call, labels, "selected"):
         return slices.selected
     if depends_at(call, labels, "moved"):

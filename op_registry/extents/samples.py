@@ -142,7 +142,7 @@ def _moved_along(call: Bound, record: Dense, dim: int, shift: int) -> Dense:
     return _within(record, dim, lambda rank, count: (rank - shift) % count.clamp(min=1))
 
 
-def reshaped(call: Bound, labels: Labels, run: Run) -> Any:
+def reshaped(call: Bound, run: Run) -> Any:
     """The same elements in other sizes: what is merged can be split again."""
     record = next(iter(call.tensors.values()))
     result = call.applied(run)

@@ -28,6 +28,7 @@ from op_registry.extents.factors import (
 )
 from op_registry.extents.follow import Outcome, for_each_result, refuse
 from op_registry.records.dense import Dense
+from op_registry.records.dims import known_to_hold
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
@@ -51,15 +52,18 @@ class Cut:
     @property
     def first(self) -> int:
         """How many positions it leaves out in front."""
-        return max(self.start, 0)
+        return 0 if known_to_hold(self.start < 0) else self.start
 
     @property
     def last(self) -> int:
         """How many positions it leaves out at the end."""
-        return max(-self.stop, 0)
+        return -self.stop if known_to_hold(self.stop < 0) else 0
 
     def of(self, size: int) -> slice:
-        return slice(*slice(self.start, self.stop, self.step).indices(size))
+        """The part of a dimension of this size, without negative bounds."""
+        start = _bound(self.start, size)
+        stop = _bound(self.stop, size)
+        return slice(start, start if known_to_hold(stop < start) else stop, self.step)
 
     def __str__(self) -> str:
         bound = "" if self.stop >= _TO_THE_END else self.stop
@@ -69,6 +73,13 @@ class Cut:
     @property
     def before(self) -> str:
         return f"x[{':, ' * self.dim}"
+
+
+def _bound(bound: int, size: int) -> int:
+    """A bound of a slice, counted from the front; sizes of graphs are compared as torch's own slices compare them."""
+    if known_to_hold(bound < 0):
+        return 0 if known_to_hold(bound + size <= 0) else bound + size
+    return size if bound is _TO_THE_END or known_to_hold(bound >= size) else bound
 
 
 def selected(call: Bound, labels: Labels, run: Run) -> Any:
@@ -88,7 +99,7 @@ def selected(call: Bound, labels: Labels, run: Run) -> Any:
             for n, factor in enumerate(factors):
                 factors[n], more = _cut(call, factor, cut, record.shape[cut.dim])
                 hides |= more
-        factors = [f for f in factors if f.depends]
+        factors = [f for f in factors if f.matters]
         if not factors:
             return result
         if hides:
@@ -104,7 +115,7 @@ def _dim(call: Bound, record: AnyRecord, name: str = "dim") -> int:
 
 def _slice(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     start, end = call["start"], call["end"]
-    stop = _TO_THE_END if end is None else end
+    stop = _TO_THE_END if end is None or known_to_hold(end >= _TO_THE_END) else end
     return [[Cut(_dim(call, record), start or 0, stop, call["step"])]]
 
 
@@ -125,7 +136,8 @@ def _unbind(call: Bound, record: AnyRecord) -> list[list[Cut]]:
 def _split(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     dim, size = _dim(call, record), call["split_size"]
     total = record.shape[dim]
-    return [[Cut(dim, a, min(a + size, total))] for a in range(0, max(total, 1), max(size, 1))]
+    count = max(int((total + size - 1) // size), 1) if size else 1
+    return [[Cut(dim, n * size, total if n == count - 1 else (n + 1) * size)] for n in range(count)]
 
 
 def _split_with_sizes(call: Bound, record: AnyRecord) -> list[list[Cut]]:
@@ -136,7 +148,7 @@ def _split_with_sizes(call: Bound, record: AnyRecord) -> list[list[Cut]]:
 def _squeeze(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     given = call.named.get("dim")
     dims = range(record.ndim) if given is None else [given] if isinstance(given, int) else given
-    ones = {d % record.ndim for d in dims if record.shape[d] == 1}
+    ones = {d % record.ndim for d in dims if known_to_hold(record.shape[d] == 1)}
     return [[Cut(d, 0, kept=False) for d in sorted(ones, reverse=True)]]
 
 
@@ -155,14 +167,14 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     """A factor in the part of a dimension, and whether it hides more than the part of the mask does."""
     along, dim = as_positions(factor.along[cut.dim]), cut.dim
     if not cut.kept:
-        if isinstance(along, Positions) and size != 1 and "index" in call:
+        if isinstance(along, Positions) and not known_to_hold(size == 1) and "index" in call:
             _warn_of_index(along, cut)
         rest = (*factor.along[:dim], *factor.along[dim + 1 :])
         index = 0 if along is None else cut.start
         return factor.moved(rest, lambda there: there.select(dim, index)), False
     shown = cut.of(size)
     taken = functools.partial(_taken, dim=dim, part=shown)
-    if along is None or shown == slice(0, size, 1):
+    if along is None or (shown.step == 1 and known_to_hold(shown.start == 0) and known_to_hold(shown.stop == size)):
         return factor, False
     if not numbers_positions(along):
         return factor.moved_by(taken), False
@@ -174,18 +186,20 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     if not along.contiguous:
         raise refuse(call, f"{cut} would count what lies between the positions of a sample; see masked_dispatch.align")
     known = factor.knowing(dim, replace(along, parts=()))
-    if cut.start < 0:
+    if known_to_hold(cut.start < 0):
         if along.from_start:
             batch_end(f"{cut.before}-k:]", f"masked_dispatch.last(x, {dim}, k)")
         return known.moved_by(taken), False
-    if not along.from_start and (0 <= cut.stop < size or cut.step != 1):
+    counts = known_to_hold(cut.stop >= 0) and not known_to_hold(cut.stop >= size)
+    if not along.from_start and (counts or cut.step != 1):
         raise refuse(
             call,
             f"{cut} counts from the start of the batch, where samples do not begin; masked_dispatch.first and "
             f"masked_dispatch.align(x, {dim}) count from each sample's own",
         )
-    length = max(len(range(shown.start, shown.stop, shown.step)), 0)
-    ahead = slice(min(cut.first + cut.last, size), size, cut.step)
+    length = (shown.stop - shown.start + cut.step - 1) // cut.step
+    left_out = cut.first + cut.last
+    ahead = slice(size if known_to_hold(left_out >= size) else left_out, size, cut.step)
     if along.from_start:
         return known.moved_by(lambda there: _taken(there, dim, ahead).narrow(dim, 0, length)), cut.last > 0
 
@@ -209,13 +223,18 @@ def _warn_of_index(along: Positions, cut: Cut) -> None:
 def _joined_parts(along: Positions, shown: slice) -> Positions | None:
     """What was known of the parts of a join that a slice gives back; None if it cuts one, or is of no join."""
     borders = list(itertools.accumulate((size for size, _ in along.parts), initial=0))
-    if along.contiguous or shown.step != 1 or shown.start not in borders or shown.stop not in borders:
+    first, last = (next((n for n, b in enumerate(borders) if known_to_hold(b == end)), None) for end in _ends(shown))
+    if along.contiguous or shown.step != 1 or first is None or last is None:
         return None
-    parts = along.parts[borders.index(shown.start) : borders.index(shown.stop)]
+    parts = along.parts[first:last]
     if len(parts) != 1:
         return replace(along, parts=parts)
     only = parts[0][1]
     return only if isinstance(only, Positions) else Positions()
+
+
+def _ends(shown: slice) -> tuple[int, int]:
+    return shown.start, shown.stop
 
 
 def unfolded(call: Bound, labels: Labels, run: Run) -> Outcome:

@@ -19,6 +19,9 @@ readable: dict[type, Callable[[Tensor], bool]] = {}
 # The same layer sets this: is a tensor a batch of torch's older vmap (`is_grads_batched`), which hides its memory?
 _batch_probe: list[Callable[[Tensor], bool]] = [lambda tensor: False]
 
+# The same layer sets this: the values of a tensor that carries a transform of torch.func.
+_values_probe: list[Callable[[Tensor], Tensor]] = [lambda tensor: tensor]
+
 
 def set_transform_probes(
     transform: Callable[[], bool],
@@ -26,20 +29,28 @@ def set_transform_probes(
     recording: Callable[[], bool],
     in_graph: Callable[[Tensor], bool],
     batch: Callable[[Tensor], bool],
+    values: Callable[[Tensor], Tensor],
 ) -> None:
     """Set the functions that tell whether a transform or forward mode, functorch alone, or make_fx is running.
 
     in_graph  whether a subclass instance stands for a value of a graph under construction
     batch     whether a tensor is a batch of torch's older vmap
+    values    the values of a tensor that carries a transform
     """
     _transform_probes[:] = [transform, functorch, recording]
     _graph_probe[0] = in_graph
     _batch_probe[0] = batch
+    _values_probe[0] = values
 
 
 def under_transform() -> bool:
     """Whether a transform of torch.func, or forward mode, is running."""
     return _transform_probes[0]()
+
+
+def values_of(tensor: Tensor) -> Tensor:
+    """The values of a tensor, of all examples if it carries a vmap."""
+    return _values_probe[0](tensor)
 
 
 def is_older_batch(tensor: Tensor) -> bool:

@@ -1,0 +1,136 @@
+"""An extent apart, for graphs: its booleans, the sizes that it records, and what is known without either."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from op_registry.errors import MaskedSemanticsError
+from op_registry.extents.factors import (
+    SAMPLES,
+    Along,
+    Extent,
+    Factor,
+    Merged,
+    Positions,
+    extent_of,
+    factors_of,
+    narrowed,
+)
+from op_registry.records.dense import Dense
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of an extent; two extents that are equal in this differ in booleans and sizes alone.
+
+    along   of each factor; the sizes of parts are left out (0)
+    stored  whether each factor has a boolean of its own
+    sizes   how many sizes its parts have
+    """
+
+    along: tuple[tuple[Along, ...], ...]
+    stored: tuple[bool, ...]
+    sizes: int
+    is_mask: bool
+
+
+def known_of(extent: Extent) -> Known:
+    """All of an extent that graphs guard on."""
+    left_out = itertools.repeat(0)
+    along = tuple(tuple(_with_sizes(a, left_out) for a in f.along) for f in extent.factors)
+    stored = tuple(f.there is not None for f in extent.factors)
+    return Known(along, stored, len(sizes_in(extent)), extent.is_mask)
+
+
+def booleans_of(extent: Extent) -> list[Tensor]:
+    """The booleans that factors have of their own."""
+    return [f.there for f in extent.factors if f.there is not None]
+
+
+def sizes_in(extent: Extent) -> list[int]:
+    """The sizes of all parts, of joins and merges, in order."""
+    return [size for f in extent.factors for a in f.along for size in _sizes_of(a)]
+
+
+def shape_of_sizes(extent: Extent) -> list[int]:
+    """The shape of a tensor that carries the sizes: it has no element, and no dimension in common with the data."""
+    ndim = len(extent.factors[0].along)
+    return [0] * (ndim + 1) + sizes_in(extent)
+
+
+def together(known: Known, booleans: Sequence[Tensor], shape: Sequence[int]) -> Extent:
+    """The extent of these pieces; `shape` is that of the tensor that carries the sizes, if it has any."""
+    rest, sizes = iter(booleans), iter(shape[len(shape) - known.sizes :])
+    return Extent(
+        tuple(
+            Factor(tuple(_with_sizes(a, sizes) for a in along), next(rest) if stored else None)
+            for along, stored in zip(known.along, known.stored, strict=True)
+        ),
+        known.is_mask,
+    )
+
+
+def with_booleans(extent: Extent, booleans: Sequence[Tensor]) -> Extent:
+    """The same extent with these booleans, which may be expanded, for those that factors have of their own."""
+    rest = iter(booleans)
+    factors = (f if f.there is None else replace(f, there=narrowed(next(rest), f.along)) for f in extent.factors)
+    return Extent(tuple(factors), extent.is_mask)
+
+
+# ----------------------------------------------------------------------------------------------------------- transforms
+
+
+def without_dim(extent: Extent, dim: int) -> Extent:
+    """What one index of `dim` knows, for a function that is mapped over it; its booleans are those of that index.
+
+    Raises MaskedSemanticsError if `dim` numbers positions: of one position by itself, nothing follows for its sample.
+    """
+    if extent.numbers(dim):
+        raise MaskedSemanticsError(
+            f"vmap would map over dimension {dim} of a masked tensor, which numbers positions of padded samples. Map "
+            "over the dimension that numbers the samples; or treat padding as missing values, x.without_extent()"
+        )
+    factors = (Factor((*f.along[:dim], *f.along[dim + 1 :]), f.there) for f in extent.factors)
+    return Extent(tuple(factors), extent.is_mask)
+
+
+def with_samples(extent: Extent, dim: int) -> Extent:
+    """What is known of a result that has `dim` more: the dimension over which a function was mapped."""
+    factors = (Factor((*f.along[:dim], SAMPLES, *f.along[dim:]), f.there) for f in extent.factors)
+    return Extent(tuple(factors), extent.is_mask)
+
+
+def of_outer(output: Dense | None, argument: Dense | None, ndim: int) -> Extent | None:
+    """The extent of a Jacobian of `ndim` dimensions, first those of the output, then those of the argument."""
+    records = [r for r in (output, argument) if r is not None]
+    if all(r.extent is None for r in records):
+        return None
+    padded = all(r.validity is None if r.extent is None else r.extent.is_mask for r in records)
+    found: list[Factor] = []
+    for record, first in ((output, True), (argument, False)):
+        more: list[None] = [None] * (ndim - (0 if record is None else record.ndim))
+        for f in () if record is None else factors_of(record):
+            assert f.there is not None
+            along, place = ((*f.along, *more), (..., *more)) if first else ((*more, *f.along), (*more, ...))
+            found.append(Factor(along, f.there[place]))
+    return extent_of(found, padded)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
+
+
+def _sizes_of(along: Along) -> list[int]:
+    if not isinstance(along, (Merged, Positions)):
+        return []
+    return [s for size, part in along.parts for s in (size, *_sizes_of(part))]
+
+
+def _with_sizes(along: Along, sizes: Iterator[int]) -> Along:
+    """The same knowledge with the next of these sizes."""
+    if not isinstance(along, (Merged, Positions)) or not along.parts:
+        return along
+    return replace(along, parts=tuple((next(sizes), _with_sizes(part, sizes)) for _, part in along.parts))
