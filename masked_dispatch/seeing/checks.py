@@ -428,9 +428,9 @@ class DividedSums:
         elif event.name in _SUMS_AT_INDICES:
             self._keep(result, [_part_at_indices(event)])
         elif parts and event.name in _DIVISIONS:
-            yield Found("divided by size", _left_out(parts, _number(event.named["other"])))
+            yield Found("divided by size", _left_out(parts, _number(event.named["other"], result)))
         elif parts and event.name == "mul":
-            yield Found("divided by size", _left_out(parts, 1 / _number(event.named["other"])))
+            yield Found("divided by size", _left_out(parts, 1 / _number(event.named["other"], result)))
         elif parts and first.numel() == result.numel() and len(event.operands) == 1 and _keeps_values(event):
             kept = [Part(_like(p.size, result), p.left_out.reshape(result.shape)) for p in parts]
             self._sums.set(result, kept)
@@ -438,7 +438,7 @@ class DividedSums:
     def divided(self, numerator: Tensor, other: object) -> int:
         """How many elements of a plain sum that is divided are to be reported."""
         parts = self._sums.get(numerator)
-        return _left_out(parts, _number(other)) if parts else 0
+        return _left_out(parts, _number(other, numerator)) if parts else 0
 
     def _keep(self, result: Tensor, parts: Sequence[Part]) -> None:
         kept = [part for part in parts if bool(part.left_out.any())]
@@ -479,8 +479,8 @@ def _part_at_indices(event: Event) -> Part:
     return Part(counted(torch.ones_like(source.valid)), counted(~source.valid) * valid_of(event.results[0]))
 
 
-def _number(value: Any) -> Tensor:
-    return torch.as_tensor(value._data if isinstance(value, MaskedTensor) else value)
+def _number(value: Any, beside: Tensor) -> Tensor:
+    return torch.as_tensor(value._data if isinstance(value, MaskedTensor) else value, device=beside.device)
 
 
 def _left_out(parts: Sequence[Part], divisor: Tensor) -> int:

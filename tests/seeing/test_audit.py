@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -443,3 +444,28 @@ def test_a_trace_inside_and_outside() -> None:
 def test_sparse_storage_is_left_out() -> None:
     x = md.masked_tensor(torch.ones(2, 3), torch.tensor([[True, False, True], [True, True, True]])).to_sparse()
     assert found_in(lambda: x.sum(1) / 3) == []
+
+
+def test_what_nobody_has_counted() -> None:
+    with md.audit() as report:
+        for listener in update_policy.listeners:
+            listener(None)  # as for an assignment on a device that would have to be waited for
+    (finding,) = report.findings
+    assert (finding.count, finding.how_many) == (None, "elements not counted")
+
+
+def test_a_compiled_function_runs_uncompiled() -> None:
+    compiled = torch.compile(lambda x: x.sum(1) / x.shape[1], backend="eager")
+    x = batch(2).without_extent()
+    assert found_in(lambda: compiled(x)) == [("divided by size", 12)]
+
+
+def test_another_thread_is_not_looked_at() -> None:
+    x = batch(2)
+
+    def elsewhere() -> None:
+        thread = threading.Thread(target=lambda: x.sum(1) / 5)
+        thread.start()
+        thread.join()
+
+    assert found_in(elsewhere) == []
