@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from masked_dispatch.seeing.auditor import Auditor, PlainCalls
-from masked_dispatch.seeing.checks import Line
+from masked_dispatch.seeing.event import Line
 from masked_dispatch.seeing.text import counted
 from masked_dispatch.seeing.watching import recording_calls
 

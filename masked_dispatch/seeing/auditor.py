@@ -14,20 +14,9 @@ from torch.overrides import TorchFunctionMode
 from masked_dispatch.caller_warnings import is_torchs_own
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.engine_internals import frames_to_caller
-from masked_dispatch.seeing.checks import (
-    Check,
-    DividedSums,
-    Event,
-    Factors,
-    Found,
-    Line,
-    LostRows,
-    Taken,
-    ValidPadding,
-    batch_ends,
-    rows_left_out,
-)
+from masked_dispatch.seeing.checks import DividedSums, Factors, LostRows, ValidPadding, batch_ends, rows_left_out
 from masked_dispatch.seeing.counting import is_countable
+from masked_dispatch.seeing.event import Check, Event, Found, Line, Taken
 from masked_dispatch.seeing.recorder import Open, Recorder, leaves, tensors_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import schema_of

@@ -29,7 +29,7 @@ from op_registry.resolve import Meaning, resolve
 from op_registry.sparse.record import Sparse
 
 if TYPE_CHECKING:
-    from masked_dispatch.seeing.checks import Event
+    from masked_dispatch.seeing.event import Event
 
 # The namespace of this library's own operators.
 OWN = "masked_dispatch"
