@@ -12,7 +12,7 @@ Use it       torch's own functions, methods, modules and losses; here are its re
              (torch.func) and distributed
 Padding      padded; first, last, align, positions: of each sample's own positions
 Convert      x.to_tensor(fill), x.get_mask(), x.compressed(); export, to a program of plain operators
-Look inside  trace: where did validity go; explain: how one call runs; plot
+Look inside  trace: where did validity go; audit: what sums, means and loops around it do; explain: one call; plot
 Decide       densify, updates, windows, patches: with-blocks that allow, refuse or redefine calls
 Extend       op_registry.authoring: a rule for your own operator; registry holds the rules
 
@@ -98,6 +98,7 @@ from masked_dispatch.interop import protocols as _protocols
 from masked_dispatch.interop import torch_masked as _torch_masked
 from masked_dispatch.interop import torch_script as _torch_script
 from masked_dispatch.replacements.replacing import patches
+from masked_dispatch.seeing.audit import Audit, audit
 from masked_dispatch.seeing.trace import Trace, trace
 from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor import messages as _messages
@@ -136,6 +137,7 @@ distributed.install()
 testing.install()
 
 __all__ = [
+    "Audit",
     "BatchEndWarning",
     "DensificationWarning",
     "InvalidValueError",
@@ -153,6 +155,7 @@ __all__ = [
     "argmax",
     "argmin",
     "as_masked_tensor",
+    "audit",
     "average",
     "cummax",
     "cummin",

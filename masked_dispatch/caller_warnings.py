@@ -6,7 +6,7 @@ import warnings
 from types import FrameType
 
 from masked_dispatch.compiler_internals import under_compile
-from masked_dispatch.engine_internals import AOT_AUTOGRAD, NO_CALLER, frames_to_caller
+from masked_dispatch.engine_internals import AOT_AUTOGRAD, AROUND_CALLS, NO_CALLER, frames_to_caller
 from op_registry.extents import ends
 
 Frame = tuple[str, FrameType | None]
@@ -65,18 +65,14 @@ _SERVING = {
 
 def _batch_end(message: str) -> None:
     found = frames_of_call()
-    if found is None or any(_is_torchs_own(name) for name, _ in found[0]):
+    if found is None or any(is_torchs_own(name) for name, _ in found[0]):
         return
     warn_at(found[1], message, BatchEndWarning)
 
 
-def _is_torchs_own(module: str) -> bool:
+def is_torchs_own(module: str) -> bool:
     """Whether code of this module of torch calls for its own sake: all but what stands around every call."""
-    return module.startswith("torch.") and not module.startswith(_AROUND_CALLS)
-
-
-# Modes, which see every call, and methods of tensors that torch writes in Python.
-_AROUND_CALLS = ("torch.overrides", "torch.utils.", "torch._ops", "torch._tensor", "torch._dynamo", "torch._compile")
+    return module.startswith("torch.") and not module.startswith(AROUND_CALLS)
 
 
 def install() -> None:

@@ -77,6 +77,8 @@ def frames_to_caller() -> list[tuple[str, FrameType | None]]:
 
 # Modules whose frames do not count as the caller's: this library, torch, and the standard library between them.
 _NOT_THE_CALLER = {"masked_dispatch", "op_registry", "torch", *sys.stdlib_module_names} - {"__main__"}
+# Modes, which see every call, and methods of tensors that torch writes in Python.
+AROUND_CALLS = ("torch.overrides", "torch.utils.", "torch._ops", "torch._tensor", "torch._dynamo", "torch._compile")
 # Replaces the caller's file name if there is no caller.
 NO_CALLER = "<backward in a thread of the autograd engine>"
 

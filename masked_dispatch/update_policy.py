@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from masked_dispatch import scopes
@@ -70,11 +70,16 @@ def said() -> contextlib.AbstractContextManager[None]:
     return _in_force("silent")
 
 
-def dropped(call: str, skipped: str, kind: tuple[str, str] | None = None) -> None:
+# Called with the number of elements that an assignment skips, None if nobody has counted.
+listeners: list[Callable[[int | None], None]] = []
+
+
+def dropped(call: str, skipped: str, kind: tuple[str, str] | None = None, count: int | None = None) -> None:
     """Warn or raise, as the mode says, that `call` is about to skip elements, unless nobody's code assigns.
 
     skipped  of what, with shapes: for the error. The warning doesn't vary with them, or it would come more than once.
     kind     TO_PLAIN (None) or TO_PADDED
+    count    how many, if somebody has counted
     """
     what, instead = kind or TO_PLAIN
     found = frames_of_call()
@@ -85,6 +90,8 @@ def dropped(call: str, skipped: str, kind: tuple[str, str] | None = None) -> Non
         return
     if arithmetic_written_as_a_copy(frame for _, frame in between if frame is not None):
         return
+    for tell in listeners:
+        tell(count)
     if current() == "refuse":
         raise MaskedSemanticsError(f"{call}: {skipped}. {instead} This was refused by {_MODES}('refuse').")
     message = f"{call}: {what}. {instead} {_TO_SET}"

@@ -64,4 +64,4 @@ def say_what_is_not_there(op: OpOverload, target: MaskedTensor, source: Tensor) 
     lost = int((as_bool(source._validity) & as_bool(there).logical_not()).expand(target.shape).sum())
     if lost:
         shapes = f"a masked tensor of shape {tuple(source.shape)} to one of shape {tuple(target.shape)}"
-        dropped(str(op), f"{shapes} would skip {lost} valid elements where it has no positions", TO_PADDED)
+        dropped(str(op), f"{shapes} would skip {lost} valid elements where it has no positions", TO_PADDED, lost)

@@ -359,7 +359,7 @@ def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) 
             return
         invalid = result.numel() - int(result.count())
         if invalid:
-            dropped(str(op), f"{shapes} would skip its invalid elements, {invalid} of {result.numel()}")
+            dropped(str(op), f"{shapes} would skip its invalid elements, {invalid} of {result.numel()}", count=invalid)
             return
 
 

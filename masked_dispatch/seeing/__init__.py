@@ -1,4 +1,4 @@
-"""`trace` records every call on masked tensors, and shows where elements became invalid.
+"""`trace` records every call on masked tensors, and shows where elements became invalid; `audit` checks each call.
 
 calls.py      the record of a call, its operands and its results: numbers and names, never a tensor
 counting.py   counts valid elements, and compares masks before and after a call
@@ -7,4 +7,8 @@ watching.py   installs recorders around kernels, modules and backward while a tr
 trace.py      `trace`, and the queries on its result
 text.py       a trace as text
 page.py       a trace as a page of HTML
+event.py      a call as an audit checks it
+checks.py     what an audit looks for in each call
+auditor.py    a recorder that checks the calls
+audit.py      `audit`, and its findings
 """

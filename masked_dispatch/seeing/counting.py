@@ -141,15 +141,15 @@ def _element_by_element(
         same = [o.valid or 0 for o, _ in pairs if o.shape == result.shape]
         valid = result.valid or 0
         return (max(0, max(same) - valid), max(0, valid - max(same))) if same else None
-    now = _mask(tensor._validity, result.shape, tensor)
-    masks = [_mask(s.validity, s.shape, tensor) for _, s in pairs]
+    now = mask_of(tensor._validity, result.shape, tensor)
+    masks = [mask_of(s.validity, s.shape, tensor) for _, s in pairs]
     some = functools.reduce(torch.bitwise_or, masks)
     return int((some & ~now).sum()), int((now & ~some).sum())
 
 
-def _mask(validity: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
+def mask_of(validity: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
     if validity is None:
-        return torch.ones(1, dtype=torch.bool, device=like.device).expand(shape)
+        return torch.ones((), dtype=torch.bool, device=like.device).expand(shape)
     return validity.to(torch.bool).expand(shape)
 
 

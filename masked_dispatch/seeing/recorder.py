@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from op_registry.laws.categories import COMPOSITE
 from op_registry.resolve import Meaning, resolve
 from op_registry.sparse.record import Sparse
 
+if TYPE_CHECKING:
+    from masked_dispatch.seeing.event import Event
+
 # The namespace of this library's own operators.
 OWN = "masked_dispatch"
 OWN_RULE = "this library's"
@@ -43,6 +46,7 @@ class Open:
     call     the record so far
     shows    whether the recorder also records the calls inside it, as for modules and composite operators
     started  the time of its start; `spent` is the time that the thread had spent on counting until then
+    event    the call as an audit checks it
     """
 
     call: Call
@@ -54,6 +58,7 @@ class Open:
     operand_tensors: int = 0
     densified: list[Densification] = field(default_factory=list)
     module: int = 0
+    event: Event | None = None
 
 
 class _Stack(threading.local):
@@ -93,7 +98,7 @@ class Recorder:
         started = time.perf_counter()
         stack.counting = True
         try:
-            named = list(_tensors_of(op, args, kwargs))
+            named = list(tensors_of(op, args, kwargs))
             if any(isinstance(t, MaskedTensor) and _in_graph(t) for _, t in named):
                 self.compiled_region()
                 return None
@@ -117,7 +122,7 @@ class Recorder:
         stack.counting = True
         try:
             self._close(opened, ended)
-            tensors = list(_leaves(result))
+            tensors = list(leaves(result))
             call.results = tuple(operand_of("result", t) for t in tensors)
             name = schema_of(op).name.rpartition("::")[2]
             call.change = change_of(opened.category, name, call.masked_operands, opened.before, call.results, tensors)
@@ -172,7 +177,7 @@ class Recorder:
         stack = self._stack
         stack.counting = True
         try:
-            masked = [t for t in _leaves(value) if isinstance(t, MaskedTensor)]
+            masked = [t for t in leaves(value) if isinstance(t, MaskedTensor)]
             return tuple(operand_of(name, t, self.source_of(t)) for t in masked)
         finally:
             stack.counting = False
@@ -193,16 +198,16 @@ class Recorder:
         """
         if self._stack.counting or (self._stack.open and not self._stack.open[-1].shows):
             return
-        leaves = [t for t in _leaves(gradients) if isinstance(t, Tensor)]
-        made = [t for t in _leaves(results) if isinstance(t, Tensor)]
-        if not all(is_countable(t) for t in (*leaves, *made)):
+        given = [t for t in leaves(gradients) if isinstance(t, Tensor)]
+        made = [t for t in leaves(results) if isinstance(t, Tensor)]
+        if not all(is_countable(t) for t in (*given, *made)):
             return
         self._stack.counting = True
         try:
             name = "of a call before the trace" if number is None else f"of {self.calls[number].name}, call {number}"
             call = self._new(f"gradient of {'the' if of == 'result' else 'an'} {of} {name}", "operator", "derivative")
             call.backward, call.seconds = True, seconds
-            call.operands = tuple(operand_of("gradient", t, self.source_of(t)) for t in leaves)
+            call.operands = tuple(operand_of("gradient", t, self.source_of(t)) for t in given)
             call.results = tuple(operand_of("result", t) for t in made)
             for tensor in made:
                 self._made_by(tensor, call.number, False)
@@ -218,6 +223,12 @@ class Recorder:
             return
         call = self._new(densification.op, "operator", "stored densely outside of a call")
         call.densified = (densification,)
+
+    def mask_dropped(self, invalid: int | None) -> None:
+        """An assignment to a plain tensor is about to skip so many invalid elements; None if nobody has counted."""
+
+    def batch_end(self, text: str) -> None:
+        """The call that is running shows an end of a batch."""
 
     def stored_densely(self, record: Sparse) -> None:
         """Record a densification that bypassed the policy, which therefore did not report it."""
@@ -310,23 +321,23 @@ def _memory_of(tensor: Tensor) -> object | None:
     return tensor._family if isinstance(tensor, MaskedTensor) else None
 
 
-def _tensors_of(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     names = [argument.name for argument in schema_of(op).arguments]
     for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-        for tensor in _leaves(value):
+        for tensor in leaves(value):
             yield name, tensor
 
 
-def _leaves(value: object) -> Iterator[Tensor]:
+def leaves(value: object) -> Iterator[Tensor]:
     """Yield the tensors in a value, also in lists, tuples and dicts (models often return dicts)."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _leaves(item)
+            yield from leaves(item)
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _leaves(item)
+            yield from leaves(item)
 
 
 def _shows(meaning: Meaning) -> bool:

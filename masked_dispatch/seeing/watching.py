@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from masked_dispatch import update_policy
 from masked_dispatch.autograd.dense import Unwrap, Wrap
 from masked_dispatch.autograd.sparse import SparseUnwrap, SparseWrap
 from masked_dispatch.compiler_internals import dynamo_is_loaded, never_compiled, uncompiled
@@ -31,6 +32,7 @@ from masked_dispatch.forks import Lock
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import remove_module_hook
+from op_registry.extents import ends
 from op_registry.sparse.record import Sparse, on_dense
 
 _recorders: contextvars.ContextVar[tuple[Recorder, ...]] = contextvars.ContextVar("masked_dispatch.traces", default=())
@@ -90,6 +92,8 @@ def _install() -> None:
         stack.enter_context(_modules_watched())
         stack.enter_context(_listening(on_densify, _densified))
         stack.enter_context(_listening(on_dense, _stored_densely))
+        stack.enter_context(_listening(update_policy.listeners, _mask_dropped))
+        stack.enter_context(_listening(ends.listeners, _batch_end))
         _installed.push(stack.pop_all())
 
 
@@ -289,3 +293,16 @@ def _densified(densification: Densification) -> None:
 def _stored_densely(record: Sparse) -> None:
     for recorder in recorders_here():
         recorder.stored_densely(record)
+
+
+# ------------------------------------------------------------------------------------------------------ what calls say
+
+
+def _mask_dropped(invalid: int | None) -> None:
+    for recorder in recorders_here():
+        recorder.mask_dropped(invalid)
+
+
+def _batch_end(text: str) -> None:
+    for recorder in recorders_here():
+        recorder.batch_end(text)

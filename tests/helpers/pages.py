@@ -63,7 +63,7 @@ class WrappedOutput(doctest.OutputChecker):
 
 def run_examples(page: Path) -> None:
     """Fails with what the examples print and the page does not say."""
-    example = doctest.DocTestParser().get_doctest(examples_of(page), {}, page.name, str(page), 0)
+    example = doctest.DocTestParser().get_doctest(examples_of(page), {"__name__": "__main__"}, page.name, str(page), 0)
     runner = doctest.DocTestRunner(WrappedOutput(), optionflags=doctest.ELLIPSIS)
     report: list[str] = []
     with op_registry.registry.overlay():

@@ -1,0 +1,169 @@
+"""`masked_dispatch.audit` reports what code around operators does to padding and missing values, line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from masked_dispatch.seeing.auditor import Auditor, PlainCalls
+from masked_dispatch.seeing.event import Line
+from masked_dispatch.seeing.text import counted
+from masked_dispatch.seeing.watching import recording_calls
+
+
+class Kind(NamedTuple):
+    """What has happened, which things are counted, and what to write instead."""
+
+    what: str
+    counts: str
+    todo: str
+
+
+KINDS = {
+    "lost rows": Kind(
+        "rows became wholly invalid, though something in them was valid",
+        "row",
+        "carry the old state where a step is invalid: torch.where(step.get_mask(), new, old); or give what is invalid "
+        "a value, to_tensor(fill)",
+    ),
+    "valid padding": Kind(
+        "padding became valid",
+        "element",
+        "keep the extent: leave out without_extent(), or say it again, masked_dispatch.padded(x, extent); add to a "
+        "masked buffer, x.new_zeros(shape)",
+    ),
+    "mask dropped": Kind(
+        "an assignment to a plain tensor skipped what is invalid",
+        "element",
+        "assign to a masked buffer, x.new_empty(shape), or fill first, x.to_tensor(fill)",
+    ),
+    "batch end": Kind("", "element", ""),  # (the view says it)
+    "rows left out": Kind(
+        "a mean left out rows that are there, and wholly invalid",
+        "row",
+        "right if they are missing in what was measured; else, masked_dispatch.trace() shows where they became invalid",
+    ),
+    "factors differ": Kind(
+        "only one of two factors is valid",
+        "element",
+        "a statistic of each has other elements than the product: p.mask_like(t) and t.mask_like(p) before all of them",
+    ),
+    "plain factor": Kind(
+        "a plain factor is reduced by itself, with what the product leaves out",
+        "element",
+        "masked_dispatch.mask_like(t, p) before both, for a plain t and a masked p",
+    ),
+    "divided by size": Kind(
+        "a sum was divided by the size of its dimension, and has left something out",
+        "element",
+        "use mean, or divide by x.count(dim)",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an audit has found at a line.
+
+    kind   one of the kinds that :func:`masked_dispatch.audit` lists
+    file, line, code  the caller's line, and its text ("" if the source is not there)
+    what, todo        what has happened, and what to write instead
+    count  how many elements or rows, in all calls of the line; None if counting would have waited for a device
+    calls  how many calls of the line
+    """
+
+    kind: str
+    file: str
+    line: int
+    code: str
+    what: str
+    todo: str
+    count: int | None
+    calls: int
+
+    @property
+    def how_many(self) -> str:
+        """The count in words."""
+        thing = KINDS[self.kind].counts
+        number = f"{thing}s not counted" if self.count is None else counted(self.count, thing)
+        return number if self.calls == 1 else f"{number} in {self.calls} calls"
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}: {self.what} ({self.how_many}): {self.todo}"
+
+
+class Audit:
+    """What :func:`masked_dispatch.audit` has found. `print(report)` prints it; it is false if it has found nothing."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, Line, str], tuple[int | None, int]] = {}
+        self._calls = 0
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings, in the order in which they were first seen; one for each kind and line."""
+        return tuple(
+            _finding(kind, *line, text, count, calls) for (kind, line, text), (count, calls) in self._found.items()
+        )
+
+    def __str__(self) -> str:
+        findings = self.findings
+        if not findings:
+            return f"audit: nothing found in {counted(self._calls, 'call')}"
+        lines = [f"audit: {counted(len(findings), 'finding')}"]
+        for found in findings:
+            lines.append(f"{os.path.basename(found.file)}:{found.line}: {found.code}")
+            lines += [f"    {found.what}: {found.how_many}", f"    → {found.todo}"]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def _finding(kind: str, file: str, number: int, text: str, count: int | None, calls: int) -> Finding:
+    what, _, todo = KINDS[kind]
+    if text:
+        what, _, todo = text.partition(". ")
+    return Finding(kind, file, number, linecache.getline(file, number).strip(), what, todo, count, calls)
+
+
+@contextlib.contextmanager
+def audit() -> Iterator[Audit]:
+    """Report, line by line, what code does around operators that no meaning of theirs can mend::
+
+        with masked_dispatch.audit() as report:
+            loss = model(batch)
+            loss.backward()
+        print(report)  # line, what, how many, what to write instead
+        report.findings  # the same for programs
+
+    Kinds of findings, for the caller's line and with the number of elements, or of rows (of the first dimension):
+
+    "lost rows"        rows became wholly invalid, though something in them was there and valid: a state that is carried
+                       from step to step, ``last = r[:, t] + last``, or an invalid value broadcast over a row
+    "valid padding"    padding became valid, after `without_extent` or in a plain buffer
+    "mask dropped"     an assignment to a plain tensor skipped what is invalid, and :func:`updates` doesn't allow it
+    "batch end"        an end of the batch, ``x[:, -1]``, taken where shorter samples have padding
+    "rows left out"    a mean, or a loss, of rows that are there and wholly invalid in part
+    "factors differ"   a product of two masked tensors that are there in the same elements, and valid in others
+    "plain factor"     a product with a plain tensor of the same shape, that is reduced by itself: Dice, weighted means
+    "divided by size"  a sum that left something out, divided by the size: ``x.sum(1) / x.shape[1]``, ones counted
+
+    Lines of torch and of this library aren't reported, nor is what happens in backward; calls are looked at where all
+    masked tensors are stored densely. Functions of torch.compile run uncompiled. As :func:`trace` does, an audit covers
+    the calls of this thread or task, waits for a device, and costs nothing outside of a block; a function that
+    torch.compile compiles cannot open one.
+    """
+    found = Audit()
+    auditor = Auditor(found._found)
+    try:
+        with recording_calls(auditor), PlainCalls(auditor):
+            yield found
+    finally:
+        found._calls = len(auditor.calls)

@@ -1,0 +1,181 @@
+"""The calls of a block, each of which is checked when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+
+from masked_dispatch.caller_warnings import is_torchs_own
+from masked_dispatch.dispatch.run_rule import has_masked
+from masked_dispatch.engine_internals import frames_to_caller
+from masked_dispatch.seeing.checks import DividedSums, Factors, LostRows, ValidPadding, batch_ends, rows_left_out
+from masked_dispatch.seeing.counting import is_countable
+from masked_dispatch.seeing.event import Check, Event, Found, Line, Taken
+from masked_dispatch.seeing.recorder import Open, Recorder, leaves, tensors_of
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import schema_of
+from op_registry.bound import bind_by_name
+
+
+class Auditor(Recorder):
+    """Checks the calls that it records, but for those of backward, and those that torch or this library makes.
+
+    found  where it puts what it finds: for each kind, line and text, how many elements in how many calls
+    """
+
+    def __init__(self, found: dict[tuple[str, Line, str], tuple[int | None, int]]) -> None:
+        super().__init__()
+        self.found = found
+        self._rows, self._factors, self._sums = LostRows(self.calls), Factors(), DividedSums()
+        self._checks: tuple[Check, ...] = (
+            self._rows, ValidPadding(), batch_ends, rows_left_out, self._factors, self._sums
+        )  # fmt: skip
+
+    def begin(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Open | None:
+        opened = super().begin(op, args, kwargs)
+        if opened is None or opened.call.backward or self._is_inside_an_operator():
+            return opened
+        with self._counting():
+            opened.event = _event_of(opened, op, args, kwargs)
+        return opened
+
+    def end(self, opened: Open, op: OpOverload, result: object) -> None:
+        super().end(opened, op, result)
+        event = opened.event
+        if event is None:
+            return
+        event.results = list(leaves(result))
+        if not all(map(_is_dense, event.results)):
+            return
+        with self._counting():
+            self._rows.note(event)
+            line = caller_line(_LOSSES if "reduction" in event.named else _EINSUM if event.name == "einsum" else ())
+            if line is not None:
+                for check in self._checks:
+                    self._add(check(event, line), line, event.batch_end)
+
+    def mask_dropped(self, invalid: int | None) -> None:
+        line = caller_line()
+        if line is not None:
+            self._add([Found("mask dropped", invalid)], line)
+
+    def batch_end(self, text: str) -> None:
+        event = self._stack.open[-1].event if self._stack.open and not self._stack.counting else None
+        if event is not None:
+            event.batch_end = text
+
+    def plain(self, function: str, operands: Sequence[Tensor], args: Sequence[object], result: object) -> None:
+        """A function of torch has been called, without masked tensors."""
+        if self._stack.counting:
+            return
+        line = caller_line()
+        if line is None:
+            return
+        with self._counting():
+            for product, count in self._factors.computed(function, operands, result):
+                self._add([Found("plain factor", count)], product)
+            if function in ("div", "true_divide") and isinstance(args[0], Tensor):
+                self._add([Found("divided by size", self._sums.divided(args[0], args[1]))], line)
+
+    def _add(self, found: Iterable[Found], line: Line, text: str = "") -> None:
+        for one in found:
+            kind, count = one.kind, one.count
+            if count == 0:
+                continue
+            key = (kind, line, text if kind == "batch end" else "")
+            before, calls = self.found.get(key, (0, 0))
+            self.found[key] = (None if before is None or count is None else before + count, calls + 1)
+
+    def _is_inside_an_operator(self) -> bool:
+        return any(opened.call.kind == "operator" for opened in self._stack.open[:-1])
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        before, self._stack.counting = self._stack.counting, True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._stack.counting = before
+
+
+class PlainCalls(TorchFunctionMode):
+    """Tells an auditor of the calls without masked tensors that code in the block makes.
+
+    Kernels of masked tensors see the others: those in which plain tensors are factors beside masked ones.
+    """
+
+    def __init__(self, auditor: Auditor) -> None:
+        super().__init__()
+        self._auditor = auditor
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operands = [t for t in args if isinstance(t, Tensor)]
+        if operands and not has_masked(args) and not isinstance(result, MaskedTensor):
+            self._auditor.plain(getattr(func, "__name__", "").rstrip("_"), operands, args, result)
+        return result
+
+
+def _event_of(opened: Open, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Event | None:
+    named = list(tensors_of(op, args, kwargs))
+    if not all(_is_dense(t) for _, t in named):
+        return None
+    before = iter(opened.before)
+    operands = [Taken(name, t, next(before).validity if isinstance(t, MaskedTensor) else None) for name, t in named]
+    schema = schema_of(op)
+    event = Event(
+        op,
+        schema.name.rpartition("::")[2].rstrip("_"),
+        opened.category,
+        opened.call,
+        bind_by_name(op, args, kwargs),
+        operands,
+        schema.is_mutable,
+    )
+    for taken in operands if event.writes else ():
+        _ = taken.there  # before it is written
+    return event
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return not isinstance(tensor, MaskedTensor) or (type(tensor) is MaskedTensor and is_countable(tensor))
+
+
+# ------------------------------------------------------------------------------------------------------- caller's lines
+
+
+def caller_line(through: Sequence[str] = ()) -> Line | None:
+    """The line of a caller's that makes the call which is running; None if torch or this library makes it.
+
+    through  further modules that callers call to make the call
+    """
+    *between, (_, frame) = frames_to_caller()
+    if frame is None or any(_calls_for_itself(name, through) for name, _ in between):
+        return None
+    return Line(frame.f_code.co_filename, frame.f_lineno)
+
+
+# Parts of this library between a caller's line and an operator, whose functions make the call that the line asks for.
+_SERVING = (
+    "autograd", "compiler_internals", "dispatch", "engine_internals", "replacements", "scopes", "seeing", "tensor",
+    "torch_internals", "update_policy", "api.methods", "api.padding", "api.reductions", "api.skipna",
+)  # fmt: skip
+_PARTS_SERVING = tuple(f"masked_dispatch.{part}" for part in _SERVING)
+# Modules of torch whose Python functions make the call that a line asks for, and do nothing else of their own.
+_EINSUM = ("torch.functional",)
+_LOSSES = ("torch.nn.functional", "torch.nn.modules.loss", "torch.nn.modules.module")
+
+
+def _calls_for_itself(module: str, through: Sequence[str]) -> bool:
+    if module.startswith("masked_dispatch."):
+        return not module.startswith(_PARTS_SERVING)
+    return is_torchs_own(module) and not module.startswith(tuple(through))

@@ -1,0 +1,374 @@
+"""What an audit looks for in the calls of a block: each check is a class, called with every call when it has ended.
+
+A *row* is what one index of the first dimension has, such as a sample of a batch; a number is a row. Only dense tensors
+are looked at. What a check remembers of a tensor goes with the tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.autograd.dense import wrap_record
+from masked_dispatch.seeing.calls import Call
+from masked_dispatch.seeing.event import Event, Found, Line, Notes, Taken, any_of_row, there_of, valid_of
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.extents.factors import Extent, conjunction, factors_of
+from op_registry.records.dense import Dense
+from op_registry.records.validity import intersect
+
+# --------------------------------------------------------------------------------------------- rows that become invalid
+
+
+class LostRows:
+    """Rows that an elementwise call makes invalid altogether, though something in them was valid.
+
+    A row that one operand of the same shape lacks isn't reported, as of a prediction and a partly missing target, nor
+    one that `torch.where` gives back its old value. Reported is a row that stays lost: it comes, invalid all the way,
+    from an earlier call at this line, and another operand has it, or had it when it was lost. And a row of several
+    elements that meets one that is there and invalid.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        # For calls whose result has wholly invalid rows: which; the operator and line; and which of them got lost.
+        self._gone: dict[int, Tensor] = {}
+        self._lines: dict[int, tuple[str, Line]] = {}
+        self._lost: dict[int, Tensor] = {}
+
+    def note(self, event: Event) -> None:
+        """Note the rows of a call at whatever line, also torch's own."""
+        if event.result is not None and event.result.numel():
+            gone = ~any_of_row(valid_of(event.result))
+            if bool(gone.any()):
+                self._gone[event.call.number] = gone
+
+    def __call__(self, event: Event, line: Line) -> Iterator[Found]:
+        number, here = event.call.number, (event.name, line)
+        gone, result = self._gone.get(number), event.result
+        if gone is None or result is None or event.category != "elementwise":
+            return
+        self._lines[number] = here
+        masked = [(t, o) for t, o in zip(event.operands, event.call.operands, strict=True) if t.is_masked]
+        rows = [any_of_row(taken.valid.expand(result.shape)) for taken, _ in masked]
+        lost = functools.reduce(torch.bitwise_or, rows) & gone
+        stay, before = torch.zeros_like(gone), 0
+        for (taken, operand), there_is in zip(masked, rows, strict=True):
+            if _is_one_for_many(taken, result.shape):
+                stay |= lost & ~there_is & any_of_row(taken.there.expand(result.shape))
+            for earlier, carried in self._carried(operand.source, here, ~there_is):
+                stay |= lost & carried
+                since = self._lost.pop(earlier, torch.zeros_like(gone))
+                before += int((since & carried).sum())
+        self._lost[number] = lost & ~stay
+        yield Found("lost rows", before + int(stay.sum()))
+
+    def _carried(self, sources: Iterable[int], here: tuple[str, Line], rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Earlier calls of the operator at this line, with those of `rows` that are invalid all the way from there."""
+        ahead, seen = [(source, rows) for source in sources], dict[int, Tensor]()
+        while ahead:
+            number, wanted = ahead.pop()
+            gone = self._gone.get(number)
+            if gone is None or gone.shape != rows.shape or self._calls[number].backward:
+                continue
+            known = seen.get(number, torch.zeros_like(rows))
+            wanted = wanted & gone & ~known
+            if not bool(wanted.any()):
+                continue
+            seen[number] = known | wanted
+            if self._lines.get(number) == here:
+                yield number, wanted
+            else:
+                ahead += [(s, wanted) for operand in self._calls[number].operands for s in operand.source]
+
+
+def _is_one_for_many(taken: Taken, shape: Sequence[int]) -> bool:
+    """Whether an element of an operand meets several of a row of this shape."""
+    own = taken.tensor.shape
+    return math.prod(own[1:] if len(own) == len(shape) else own) < math.prod(shape[1:])
+
+
+# ------------------------------------------------------------------------------------------- padding that becomes valid
+
+
+class ValidPadding:
+    """Padding that becomes valid: after `without_extent`, or in a plain tensor that is updated in place.
+
+    The extent that was dropped goes along: each call on a tensor that had it is made again with the extent put back.
+    """
+
+    def __init__(self) -> None:
+        self._dropped = Notes()
+
+    def __call__(self, event: Event, line: Line) -> Iterator[Found]:
+        if event.name == "without_extent":
+            self._drop(event.operands[0].tensor, event.results[0])
+        elif event.writes:
+            yield Found("valid padding", self._updated(event))
+        elif any(self._dropped.get(taken.tensor) is not None for taken in event.masked):
+            yield Found("valid padding", self._revived(event))
+
+    def _drop(self, x: Tensor, result: Tensor) -> None:
+        if isinstance(x, MaskedTensor) and x._extent is not None and not bool(there_of(x).all()):
+            self._dropped.set(result, _said_by(x))
+
+    @staticmethod
+    def _updated(event: Event) -> int:
+        """How much padding an arithmetic update leaves valid in a plain tensor; assignments say so themselves."""
+        target = event.operands[0]
+        if event.category == "assignment" or target.is_masked:
+            return 0
+        return sum(int((~t.there).sum()) for t in event.masked if t.tensor.shape == target.tensor.shape)
+
+    def _revived(self, event: Event) -> int:
+        result, padded = event.result, self._with_extents(event)
+        if result is None or padded is None or padded.shape != result.shape:
+            return 0
+        revived = valid_of(result) & ~there_of(padded)
+        count = int(revived.sum())
+        if padded._extent is not None and not count:  # it is reported once, where it happens
+            self._dropped.set(result, _said_by(padded))
+        return count
+
+    def _with_extents(self, event: Event) -> MaskedTensor | None:
+        """The first result of the call, of tensors with the extents that were dropped; None if that is refused."""
+
+        def put_back(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return [put_back(item) for item in value]
+            extent = self._dropped.get(value) if isinstance(value, Tensor) else None
+            return value if extent is None else _with_extent(value, extent)
+
+        if event.name in ("select", "slice") and _cuts_positions(event, self._dropped.get(event.operands[0].tensor)):
+            return None  # of ends of the batch nobody is to be warned again
+        devices = {t.tensor.device for t in event.operands if t.tensor.device.type == "cuda"}
+        try:
+            with torch.random.fork_rng(devices=devices):
+                result = event.op(**{name: put_back(value) for name, value in event.named.items()})
+        except (RuntimeError, ValueError, TypeError):
+            return None
+        first = result[0] if isinstance(result, (list, tuple)) else result
+        return first if isinstance(first, MaskedTensor) else None
+
+
+def _said_by(x: MaskedTensor) -> Extent:
+    """The extent of a tensor, which the mask doesn't say any more."""
+    return Extent(factors_of(Dense(x._data, x._validity, x._extent)), is_mask=False)
+
+
+def _with_extent(x: Tensor, extent: Extent) -> MaskedTensor:
+    assert isinstance(x, MaskedTensor)
+    return wrap_record(Dense(x._data, intersect(x._validity, conjunction(extent.factors)), extent))
+
+
+def _cuts_positions(event: Event, extent: Extent | None) -> bool:
+    return extent is not None and extent.numbers(event.named["dim"] % event.operands[0].tensor.ndim)
+
+
+# ------------------------------------------------------------------------------------------------------ ends of a batch
+
+
+def batch_ends(event: Event, line: Line) -> Iterator[Found]:
+    """Ends of a batch that show padding of shorter samples."""
+    if event.batch_end:
+        yield Found("batch end", sum(int((~there_of(result)).sum()) for result in event.results))
+
+
+# --------------------------------------------------------------------------------------------------------------- means
+
+_MEANS = {"mean", "nanmean", "var", "std", "var_mean", "std_mean"}
+_BY_MEAN = 1  # the number by which losses know reduction="mean"
+
+
+def rows_left_out(event: Event, line: Line) -> Iterator[Found]:
+    """Means over the first dimension that leave out rows that are there, because nothing in them is valid."""
+    is_loss = event.named.get("reduction") == _BY_MEAN
+    if not is_loss and not (event.name in _MEANS and 0 in reduced(event)):
+        return
+    operands = [taken for taken in event.masked if taken.tensor.ndim]
+    sizes = {len(taken.tensor) for taken in operands}
+    if len(sizes) == 1 and event.result is not None and bool(valid_of(event.result).any()):
+        valid = functools.reduce(torch.bitwise_and, [any_of_row(taken.valid) for taken in operands])
+        exist = functools.reduce(torch.bitwise_and, [any_of_row(taken.there) for taken in operands])
+        yield Found("rows left out", int((exist & ~valid).sum()))
+
+
+def reduced(event: Event) -> tuple[int, ...]:
+    """The dimensions that a reduction of the first operand reduces."""
+    ndim, dims = event.operands[0].tensor.ndim, event.named.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims
+    return tuple(sorted({d % ndim for d in dims})) if dims else tuple(range(ndim))
+
+
+# ------------------------------------------------------------------------------------------------------------- factors
+
+_PRODUCTS = {"mul", "dot", "vdot", "inner", "einsum"}
+_MATRIX_PRODUCTS = {"mm", "bmm", "matmul"}
+# Functions of torch that reduce a plain tensor to a statistic of it.
+_STATISTICS = {"sum", "nansum", "mean", "nanmean", "var", "std", "dot", "vdot"}
+
+
+class Family:
+    """A plain tensor, its views, and what is computed from it element by element.
+
+    reduced  whether a statistic of one of them has been computed
+    waiting  the products that leave out some of its elements, and how many, to be reported then
+    """
+
+    def __init__(self) -> None:
+        self.reduced = False
+        self.waiting: list[tuple[Line, int]] = []
+
+
+class Factors:
+    """Products whose factors aren't valid in the same elements, where statistics of each factor are of other elements.
+
+    Of two masked factors this is certain at once. A plain factor counts what the product leaves out where it is reduced
+    by itself, before or after.
+    """
+
+    def __init__(self) -> None:
+        self._families = Notes()
+
+    def __call__(self, event: Event, line: Line) -> Iterator[Found]:
+        pair = _pair(event)
+        if pair is None or not pair[0].tensor.numel():
+            return
+        a, b = pair
+        if a.is_masked and b.is_masked:
+            yield Found("factors differ", int(((a.valid ^ b.valid) & a.there & b.there).sum()))
+            return
+        masked, plain = (a, b) if a.is_masked else (b, a)
+        count = int(((plain.tensor != 0) & ~masked.valid).sum())
+        family = self._family(next(taken.tensor for taken in event.operands if not taken.is_masked))
+        if family.reduced:
+            yield Found("plain factor", count)
+        elif count:
+            family.waiting.append((line, count))
+
+    def computed(self, function: str, operands: Sequence[Tensor], result: object) -> list[tuple[Line, int]]:
+        """Note a call with plain tensors alone; return the products that are to be reported because of it."""
+        first = next((t for t in operands if t.numel() > 1), None)
+        if first is None or not isinstance(result, Tensor):
+            return []
+        family = self._family(first)
+        if function in _STATISTICS or function.endswith("norm"):
+            found, family.waiting, family.reduced = family.waiting, [], True
+            return found
+        if result.numel() == first.numel() and self._families.get(result) is None:
+            self._families.set(result, family)
+        return []
+
+    def _family(self, tensor: Tensor) -> Family:
+        family: Family | None = self._families.get(tensor)
+        if family is None:
+            family = Family()
+            self._families.set(tensor, family)
+        return family
+
+
+def _pair(event: Event) -> tuple[Taken, Taken] | None:
+    """Two factors of one shape; of a product of matrices, as they are summed over: the second one transposed."""
+    if len(event.operands) != 2 or event.name not in _PRODUCTS | _MATRIX_PRODUCTS:
+        return None
+    a, b = event.operands
+    if a.tensor is b.tensor:
+        return None
+    if event.name in _MATRIX_PRODUCTS and a.tensor.ndim == b.tensor.ndim > 1:
+        b = Taken(b.name, b.tensor.mT, None if b.validity is None else b.valid.mT)
+    return (a, b) if a.tensor.shape == b.tensor.shape else None
+
+
+# ---------------------------------------------------------------------------------------------------------------- sums
+
+_SUMS, _DIVISIONS = {"sum", "nansum"}, {"div", "true_divide"}
+_SUMS_AT_INDICES = {"index_add": "source", "scatter_add": "src"}
+
+
+class Part(NamedTuple):
+    """What a sum has added: how many elements or rows there were, and how many of them it left out (or 0)."""
+
+    size: Tensor | int
+    left_out: Tensor
+
+
+class DividedSums:
+    """Sums that left something out, and are divided by the number of what there was."""
+
+    def __init__(self) -> None:
+        self._sums = Notes()
+
+    def __call__(self, event: Event, line: Line) -> Iterator[Found]:
+        if not event.operands or not event.results:
+            return
+        first, result = event.operands[0].tensor, event.results[0]
+        parts: list[Part] | None = self._sums.get(first)
+        if event.name in _SUMS:
+            self._keep(result, list(_parts(event)))
+        elif event.name in _SUMS_AT_INDICES:
+            self._keep(result, [_part_at_indices(event)])
+        elif parts and event.name in _DIVISIONS:
+            yield Found("divided by size", _left_out(parts, _number(event.named["other"], result)))
+        elif parts and event.name == "mul":
+            yield Found("divided by size", _left_out(parts, 1 / _number(event.named["other"], result)))
+        elif parts and first.numel() == result.numel() and len(event.operands) == 1 and _keeps_values(event):
+            kept = [Part(_like(p.size, result), p.left_out.reshape(result.shape)) for p in parts]
+            self._sums.set(result, kept)
+
+    def divided(self, numerator: Tensor, other: object) -> int:
+        """How many elements of a plain sum that is divided are to be reported."""
+        parts = self._sums.get(numerator)
+        return _left_out(parts, _number(other, numerator)) if parts else 0
+
+    def _keep(self, result: Tensor, parts: Sequence[Part]) -> None:
+        kept = [part for part in parts if bool(part.left_out.any())]
+        if kept:
+            self._sums.set(result, kept)
+
+
+def _keeps_values(event: Event) -> bool:
+    return event.category == "movement" or event.name in ("to", "clone", "reshape", "flatten")
+
+
+def _like(size: Tensor | int, result: Tensor) -> Tensor | int:
+    return size.reshape(result.shape) if isinstance(size, Tensor) else size
+
+
+def _parts(event: Event) -> Iterator[Part]:
+    """What a sum leaves out of the elements it adds; and of the rows, along each of several dimensions it reduces."""
+    x, dims = event.operands[0], reduced(event)
+    keepdim, result = bool(event.named.get("keepdim")), valid_of(event.results[0])
+    if not x.tensor.ndim:
+        return
+    left_out = (~x.valid).sum(dims, keepdim)
+    yield Part(math.prod(x.tensor.shape[d] for d in dims), left_out * result)
+    for dim in dims if len(dims) > 1 else ():
+        rows = x.valid.transpose(0, dim).reshape(x.tensor.shape[dim], -1).any(1)
+        yield Part(x.tensor.shape[dim], (~rows).sum() * result)
+
+
+def _part_at_indices(event: Event) -> Part:
+    source = next(t for t in event.operands if t.name == _SUMS_AT_INDICES[event.name])
+    into = torch.zeros(event.results[0].shape, dtype=torch.float64, device=source.tensor.device)
+
+    def counted(elements: Tensor) -> Tensor:
+        add = getattr(into, event.name)
+        counted: Tensor = add(event.named["dim"], event.named["index"], elements.to(into.dtype))
+        return counted
+
+    return Part(counted(torch.ones_like(source.valid)), counted(~source.valid) * valid_of(event.results[0]))
+
+
+def _number(value: Any, beside: Tensor) -> Tensor:
+    return torch.as_tensor(value._data if isinstance(value, MaskedTensor) else value, device=beside.device)
+
+
+def _left_out(parts: Sequence[Part], divisor: Tensor) -> int:
+    """How many elements or rows are left out where the divisor is the number of what there was."""
+    same = [((divisor - size).abs() < size * 1e-6) * left_out for size, left_out in parts]
+    return max(int(count.sum()) for count in same)

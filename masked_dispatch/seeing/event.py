@@ -1,0 +1,129 @@
+"""A call as an audit checks it, with its tensors, and what is remembered of tensors as long as they live."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from masked_dispatch.seeing.calls import Call
+from masked_dispatch.seeing.counting import mask_of
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.extents.factors import there
+from op_registry.records.dense import Dense
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a check has found in a call: a kind of :data:`masked_dispatch.seeing.audit.KINDS`, and how many elements.
+
+    count  None if nobody has counted, because it would have waited for a device
+    """
+
+    kind: str
+    count: int | None
+
+
+class Line(NamedTuple):
+    """A line of the caller's."""
+
+    file: str
+    number: int
+
+
+@dataclass
+class Taken:
+    """A tensor argument, with its mask before the call."""
+
+    name: str
+    tensor: Tensor
+    validity: Tensor | None
+
+    @functools.cached_property
+    def valid(self) -> Tensor:
+        return mask_of(self.validity, self.tensor.shape, self.tensor)
+
+    @functools.cached_property
+    def there(self) -> Tensor:
+        return there_of(self.tensor)
+
+    @property
+    def is_masked(self) -> bool:
+        return isinstance(self.tensor, MaskedTensor)
+
+
+@dataclass
+class Event:
+    """A call that has ended, of dense tensors, at a line of a caller's.
+
+    op, name, category  the overload, the operator's name without "_" at its end, and the category of its rule
+    named               the arguments by name
+    batch_end           what a view has said of an end of the batch
+    """
+
+    op: OpOverload
+    name: str
+    category: str
+    call: Call
+    named: Mapping[str, Any]
+    operands: list[Taken]
+    writes: bool
+    batch_end: str = ""
+    results: list[Tensor] = field(default_factory=list)
+
+    @property
+    def masked(self) -> list[Taken]:
+        return [taken for taken in self.operands if taken.is_masked]
+
+    @property
+    def result(self) -> MaskedTensor | None:
+        """The first result, if it is masked."""
+        first = self.results[0] if self.results else None
+        return first if isinstance(first, MaskedTensor) else None
+
+
+class Check(Protocol):
+    def __call__(self, event: Event, line: Line) -> Iterator[Found]: ...
+
+
+def valid_of(tensor: Tensor) -> Tensor:
+    """bool of the tensor's shape: its mask; a plain tensor is valid everywhere."""
+    return mask_of(tensor._validity if isinstance(tensor, MaskedTensor) else None, tensor.shape, tensor)
+
+
+def there_of(tensor: Tensor) -> Tensor:
+    """bool of the tensor's shape: which positions are there."""
+    if not isinstance(tensor, MaskedTensor) or tensor._extent is None:
+        return mask_of(None, tensor.shape, tensor)
+    return there(Dense(tensor._data, tensor._validity, tensor._extent))
+
+
+def any_of_row(elements: Tensor) -> Tensor:
+    return elements.reshape(len(elements), -1).any(1) if elements.ndim else elements.reshape(1)
+
+
+class Notes:
+    """What a check remembers of tensors, as long as they live."""
+
+    def __init__(self) -> None:
+        self._of_plain: Any = WeakTensorKeyDictionary()
+
+    def get(self, tensor: Tensor) -> Any:
+        if isinstance(tensor, MaskedTensor):
+            return tensor.__dict__.get(_NOTES, {}).get(self)
+        return self._of_plain.get(tensor)
+
+    def set(self, tensor: Tensor, note: Any) -> None:
+        if isinstance(tensor, MaskedTensor):  # (a weak reference to a parameter keeps nn.Module.to from swapping it)
+            tensor.__dict__.setdefault(_NOTES, weakref.WeakKeyDictionary())[self] = note
+        else:
+            self._of_plain[tensor] = note
+
+
+_NOTES = "_notes_of_audits"

@@ -1,0 +1,471 @@
+"""What `audit` names, and that a right training step is silent."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import masked_dispatch as md
+from masked_dispatch import update_policy
+from op_registry.extents import ends
+
+LENGTHS = torch.tensor([4, 2, 3])
+THERE = torch.arange(5) < LENGTHS[:, None]
+LABELS = torch.tensor([0, 1, 1])
+
+
+def batch(*features: int) -> md.MaskedTensor:
+    """A batch (3, 5, *features) of samples of 4, 2 and 3 positions."""
+    data = torch.randn(3, 5, *features, generator=torch.Generator().manual_seed(0))
+    return md.padded(md.from_lengths(data, LENGTHS), dim=1)
+
+
+def found_in(f: Callable[[], Any]) -> list[tuple[str, int | None]]:
+    """The kinds and counts of what an audit finds in a call."""
+    with md.audit() as report:
+        f()
+    return [(finding.kind, finding.count) for finding in report.findings]
+
+
+# ----------------------------------------------------------------------------------------------- what it names, and how
+
+
+def gae(rewards: Tensor) -> Tensor:
+    last, found = torch.zeros(3), []
+    for t in reversed(range(5)):
+        last = rewards[:, t] + 0.9 * last
+        found.append(last)
+    return torch.stack(found[::-1], 1)
+
+
+def carried_gae(rewards: md.MaskedTensor) -> Tensor:
+    last, there = torch.zeros(3), rewards.get_mask()
+    for t in reversed(range(5)):
+        last = torch.where(there[:, t], rewards[:, t] + 0.9 * last, last)
+    return last
+
+
+def test_a_state_that_one_invalid_step_makes_invalid() -> None:
+    with md.audit() as report:
+        gae(batch())
+    (finding,) = report.findings
+    assert (finding.code, finding.file) == ("last = rewards[:, t] + 0.9 * last", __file__)
+    assert finding.line == gae.__code__.co_firstlineno + 3
+    assert str(report) == (
+        f"audit: 1 finding\n"
+        f"test_audit.py:{finding.line}: last = rewards[:, t] + 0.9 * last\n"
+        "    rows became wholly invalid, though something in them was valid: 9 rows in 4 calls\n"
+        "    → carry the old state where a step is invalid: torch.where(step.get_mask(), new, old); or give what is "
+        "invalid a value, to_tensor(fill)"
+    )
+    assert str(finding) == (
+        f"test_audit.py:{finding.line}: rows became wholly invalid, though something in them was valid (9 rows in 4 "
+        "calls): carry the old state where a step is invalid: torch.where(step.get_mask(), new, old); or give what is "
+        "invalid a value, to_tensor(fill)"
+    )
+    assert found_in(lambda: carried_gae(batch())) == []
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_moving_average_in_the_order_of_time(in_place: bool) -> None:
+    def average() -> None:
+        x = batch()
+        state = x[:, 0].clone()
+        for t in range(1, 5):
+            state = state.mul_(0.9).add_(0.1 * x[:, t]) if in_place else 0.9 * state + 0.1 * x[:, t]
+
+    def carried() -> None:
+        x = batch()
+        state = x[:, 0]
+        for t in range(1, 5):
+            state = torch.where(THERE[:, t], 0.9 * state + 0.1 * x[:, t], state)
+
+    assert found_in(average) == [("lost rows", 2)]
+    assert found_in(carried) == []
+
+
+def test_a_recurrent_cell_by_hand() -> None:
+    inputs, states = nn.Linear(2, 12), nn.Linear(3, 12)
+
+    def run(carry: bool) -> None:
+        x, h, c = batch(2), torch.zeros(3, 3), torch.zeros(3, 3)
+        for t in range(5):
+            i, f, g, o = (inputs(x[:, t]) + states(h)).chunk(4, 1)
+            new_c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            new_h = o.sigmoid() * new_c.tanh()
+            there = THERE[:, t, None]
+            h, c = (torch.where(there, new_h, h), torch.where(there, new_c, c)) if carry else (new_h, new_c)
+
+    assert {kind for kind, _ in found_in(lambda: run(carry=False))} == {"lost rows"}
+    assert found_in(lambda: run(carry=True)) == []
+
+
+def test_a_total_to_which_an_invalid_loss_is_added() -> None:
+    def add() -> None:
+        total: Any = 0
+        for valid in (True, False, True):
+            total = total + md.masked_tensor(torch.tensor(1.0), torch.tensor(valid))
+
+    assert found_in(add) == [("lost rows", 2)]
+
+
+def test_an_invalid_weight_of_a_row() -> None:
+    weights = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
+    assert found_in(lambda: batch(2) * weights[:, None, None]) == [("lost rows", 1)]
+    partly = md.masked_tensor(torch.ones(3, 2), torch.tensor([[True, False]] * 3))
+    assert found_in(lambda: torch.ones(3, 2).sub(partly)) == []
+    targets = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
+    predictions = md.masked_tensor(torch.ones(3), torch.tensor([True, True, True]))
+    assert found_in(lambda: [predictions - targets for _ in range(2)]) == []
+
+
+def test_padding_that_becomes_valid() -> None:
+    def joined(x: Tensor) -> Tensor:
+        return F.linear(torch.cat([x, torch.ones(3, 5, 1)], -1), torch.ones(2, 3))
+
+    with md.audit() as report:
+        joined(batch(2).without_extent())
+    assert "\n".join(str(report).split("\n")[2:]) == (
+        "    padding became valid: 6 elements\n"
+        "    → keep the extent: leave out without_extent(), or say it again, masked_dispatch.padded(x, extent); add to "
+        "a masked buffer, x.new_zeros(shape)"
+    )
+    assert found_in(lambda: joined(batch(2))) == []
+    assert found_in(lambda: F.dropout(batch(2).without_extent().transpose(1, 2) * 2, 0.5).sum(1)) == []
+
+
+def test_a_window_over_padding_that_counts_as_missing() -> None:
+    weight = torch.ones(1, 1, 3)
+    with md.windows("missing"):
+        x = batch()[:, None]
+        assert found_in(lambda: F.conv1d(x.without_extent(), weight, padding=1)) == [("valid padding", 3)]
+        assert found_in(lambda: F.conv1d(x, weight, padding=1)) == []
+
+
+def test_padding_in_a_plain_buffer() -> None:
+    assert found_in(lambda: torch.zeros(3, 5, 2).add_(batch(2))) == [("valid padding", 12)]
+    assert found_in(lambda: batch(2).new_zeros(3, 5, 2).add_(batch(2))) == []
+
+
+def test_an_assignment_that_drops_a_mask() -> None:
+    x, plain = batch(2).without_extent(), torch.zeros(3, 5, 2)
+    with md.audit() as report, pytest.warns(md.MaskDroppedWarning):
+        plain[:] = x
+    assert str(report).split("\n")[1:] == [
+        f"test_audit.py:{report.findings[0].line}: plain[:] = x",
+        "    an assignment to a plain tensor skipped what is invalid: 12 elements",
+        "    → assign to a masked buffer, x.new_empty(shape), or fill first, x.to_tensor(fill)",
+    ]
+    with md.updates("silent"):
+        assert found_in(lambda: plain.copy_(x)) == []
+    assert found_in(lambda: plain.copy_(x.to_tensor(0))) == []
+    with pytest.warns(md.MaskDroppedWarning):
+        assert found_in(lambda: plain.copy_(batch(2))) == [("mask dropped", 12)]
+
+
+@pytest.mark.filterwarnings("ignore::masked_dispatch.BatchEndWarning")
+def test_the_end_of_a_batch() -> None:
+    x = batch(2)
+    with md.audit() as report:
+        head = x[:, -1]
+    assert not head.get_mask().any()
+    (finding,) = report.findings
+    assert (finding.kind, finding.count, finding.code) == ("batch end", 6, "head = x[:, -1]")
+    assert finding.what == "x[:, -1] is an end of the batch, where shorter samples have padding"
+    assert finding.todo == (
+        "masked_dispatch.last(x, 1) takes each sample's own; x.without_extent() says that the batch's is meant."
+    )
+    assert str(report).split("\n")[2] == f"    {finding.what}: 6 elements"
+    assert found_in(lambda: x[:, -2:]) == [("batch end", 10)]
+    whole = md.padded(x[:, :2].without_extent(), torch.ones(3, 2, 1, dtype=torch.bool), dim=1)
+    assert found_in(lambda: (md.last(x), x[:, 0], x[:, 1:-1], whole[:, -1])) == []
+
+
+def test_a_mean_that_leaves_out_rows() -> None:
+    losses = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
+    with md.audit() as report:
+        losses.mean()
+    assert str(report).split("\n")[2:] == [
+        "    a mean left out rows that are there, and wholly invalid: 1 row",
+        "    → right if they are missing in what was measured; else, masked_dispatch.trace() shows where they became "
+        "invalid",
+    ]
+    logits = md.masked_tensor(torch.randn(3, 2), torch.tensor([[True], [True], [False]]).expand(3, 2))
+    assert found_in(lambda: F.cross_entropy(logits, LABELS)) == [("rows left out", 1)]
+    assert found_in(lambda: nn.MSELoss()(losses, torch.ones(3))) == [("rows left out", 1)]
+    assert found_in(lambda: nn.MSELoss(reduction="sum")(losses, torch.ones(3))) == []
+    assert found_in(lambda: md.mean(batch(2), 0)) == []
+    assert found_in(lambda: batch(2).mean(1)) == []
+
+
+def test_factors_that_are_valid_in_different_elements() -> None:
+    p = md.masked_tensor(torch.ones(2, 3), torch.tensor([[True, True, False], [True, True, True]]))
+    t = md.masked_tensor(torch.ones(2, 3), torch.tensor([[True, True, True], [False, True, True]]))
+    with md.audit() as report:
+        2 * (p * t).sum() / (p.sum() + t.sum())
+    assert str(report).split("\n")[2:] == [
+        "    only one of two factors is valid: 2 elements",
+        "    → a statistic of each has other elements than the product: p.mask_like(t) and t.mask_like(p) before all "
+        "of them",
+    ]
+    assert found_in(lambda: p.mT @ t) == [("factors differ", 2)]
+    assert found_in(lambda: (p.mask_like(t) * t.mask_like(p), p * p.sum(0), batch(2) * batch(2))) == []
+
+
+def dice(p: Tensor, t: Tensor) -> Tensor:
+    return 2 * (p * t).sum() / (p.sum() + t.sum())
+
+
+def test_dice_with_one_void_pixel() -> None:
+    t = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    p = md.masked_tensor(t, torch.tensor([[True, False], [True, True]]))
+    with md.audit() as report:
+        assert dice(p, t).item() != pytest.approx(1)
+    assert report.findings[0].line == dice.__code__.co_firstlineno + 1
+    assert str(report).split("\n")[2:] == [
+        "    a plain factor is reduced by itself, with what the product leaves out: 1 element",
+        "    → masked_dispatch.mask_like(t, p) before both, for a plain t and a masked p",
+    ]
+    assert found_in(lambda: dice(t.view(-1), p.view(-1))) == [("plain factor", 1)]
+    assert found_in(lambda: (t.sum(), (p * t).sum())) == [("plain factor", 1)]
+    assert found_in(lambda: (p.mT @ (t - 0.5), (t - t.mean(0)))) == [("plain factor", 1)]
+    assert found_in(lambda: (torch.einsum("ij,ij->i", p, t), t.norm())) == [("plain factor", 1)]
+    assert found_in(lambda: ((p * t).sum(), (t * t).sum())) == [("plain factor", 1)]
+    assert found_in(lambda: dice(p, md.mask_like(t, p))) == []
+    assert found_in(lambda: dice(p, t * torch.tensor([[1.0, 0.0], [1.0, 1.0]]))) == []  # nothing counted is left out
+    assert found_in(lambda: (p * t).sum()) == []
+
+
+def test_a_mean_over_tokens_that_a_plain_mask_weighs_is_right() -> None:
+    def mean() -> Tensor:
+        x, weights = batch(2), THERE[..., None].expand(3, 5, 2).float()
+        return (x * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+    assert found_in(mean) == []
+
+
+def test_a_sum_that_is_divided_by_its_size() -> None:
+    x = batch(2)
+    with md.audit() as report:
+        x.sum(1) / x.shape[1]
+    assert str(report).split("\n")[2:] == [
+        "    a sum was divided by the size of its dimension, and has left something out: 12 elements",
+        "    → use mean, or divide by x.count(dim)",
+    ]
+    for divided in (
+        lambda: x.sum(1) / torch.ones(5).sum(),
+        lambda: x.sum(1, keepdim=True) / x.new_ones(3, 5, 2).sum(1, keepdim=True),
+        lambda: x.sum(1).unsqueeze(0).double() * (1 / 5),
+        lambda: x.sum() / x.numel(),
+        lambda: md.sum(x, 1).div_(5),
+    ):
+        assert found_in(divided) == [("divided by size", 12)]
+    losses = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
+    assert found_in(lambda: losses.sum() / losses.shape[0]) == [("divided by size", 1)]
+    assert found_in(lambda: losses[:, None].expand(3, 2).sum() / len(losses)) == [("divided by size", 1)]
+    for right in (
+        lambda: x.sum(1) / x.count(1),
+        lambda: x.sum(1) / LENGTHS[:, None],
+        lambda: x.sum() / len(x),  # for each sample
+        lambda: x.sum(2) / x.shape[2],  # each row is valid as a whole
+        lambda: x.sum(1) / 3,
+    ):
+        assert found_in(right) == []
+
+
+@pytest.mark.parametrize("buffer", ["plain", "masked"])
+@pytest.mark.parametrize("function", ["index_add_", "scatter_add_"])
+def test_sums_of_groups_that_are_divided_by_counted_ones(buffer: str, function: str) -> None:
+    x = md.masked_tensor(torch.ones(4), torch.tensor([True, False, True, True]))
+    index = torch.tensor([0, 0, 1, 1])
+
+    def mean(counted: Tensor) -> Tensor:
+        into = torch.zeros(2) if buffer == "plain" else x.new_zeros(2)
+        total = getattr(into, function)(0, index, x)
+        return total / getattr(torch.zeros(2), function)(0, index, counted).clamp(min=1)
+
+    assert found_in(lambda: mean(torch.ones(4))) == [("divided by size", 1)]
+    assert found_in(lambda: mean(x.get_mask().float())) == []
+
+
+# -------------------------------------------------------------------------------------------- right training is silent
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.head = nn.LSTM(8, 6, batch_first=True, bidirectional=True), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, (h, _) = self.steps(x)
+        return self.head(torch.cat([h[0], h[1]], -1))
+
+
+class Chomp(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., : -self.size]
+
+
+class Convolutional(nn.Module):
+    """Causal convolutions, as temporal convolutional networks have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv1d(8, 8, 3, padding=2 * d, dilation=d), Chomp(2 * d), nn.ReLU()) for d in (1, 2)
+        )
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.transpose(1, 2)
+        for block in self.blocks:
+            h = h + block(h)
+        return self.head(h.mean(-1))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).mean(1))
+
+
+class Last(Recurrent):
+    """Wrong: it takes the last step of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.steps(x)[0][:, -1])
+
+
+def step(model: nn.Module, x: Tensor) -> md.Audit:
+    optimizer = torch.optim.AdamW(model.parameters())
+    with md.audit() as report:
+        F.cross_entropy(model(x), LABELS).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return report
+
+
+@pytest.mark.parametrize("model", [Attending, Recurrent, Convolutional])
+def test_a_right_training_step_is_silent(model: Callable[[], nn.Module]) -> None:
+    report = step(model(), batch(8))
+    assert not report
+    assert str(report) == f"audit: nothing found in {report._calls} calls"
+    assert report._calls > 15
+
+
+@pytest.mark.filterwarnings("ignore::masked_dispatch.BatchEndWarning")
+def test_a_wrong_training_step_is_not() -> None:
+    assert [f.kind for f in step(Last(), batch(8)).findings] == ["batch end"]
+
+
+@pytest.mark.parametrize("head", ["sequence", "tokens"])
+def test_bert_is_silent(head: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=8, num_labels=2,
+    )  # fmt: skip
+    kind = transformers.BertForSequenceClassification if head == "sequence" else transformers.BertForMaskedLM
+    model = kind(config)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    labels = LABELS if head == "sequence" else torch.randint(20, (3, 5)).masked_fill(~THERE, -100)
+    with md.audit() as report:
+        model(inputs_embeds=batch(8), attention_mask=THERE.long(), labels=labels).loss.backward()
+        optimizer.step()
+    assert report.findings == ()
+    assert report._calls > 100
+
+
+# ------------------------------------------------------------------------------------------------------ how it observes
+
+
+def test_lines_of_torch_are_not_reported() -> None:
+    losses = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
+    assert found_in(lambda: F.gaussian_nll_loss(losses, torch.ones(3), torch.ones(3))) == []
+    assert found_in(lambda: F.cosine_similarity(losses, torch.ones(3), 0)) == []
+
+
+def test_the_line_is_that_of_the_callers_module() -> None:
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum(1) / x.shape[1]
+
+    with md.audit() as report:
+        nn.Sequential(nn.Linear(8, 8), Wrong())(batch(8))
+    assert [f.code for f in report.findings] == ["return x.sum(1) / x.shape[1]"]
+
+
+def test_backward_is_not_looked_at() -> None:
+    p = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]), requires_grad=True)
+    product = p * p.detach().mask_with(torch.tensor([True, True, False]))
+    assert found_in(lambda: product.sum().backward()) == []
+
+
+def test_it_keeps_no_tensor_and_leaves_nothing_behind() -> None:
+    before = len(update_policy.listeners), len(ends.listeners)
+    with md.audit() as report:
+        x = batch(8)
+        kept = weakref.ref((x.sum(1) / 5)._data), weakref.ref((x.without_extent() * 1)._data)
+        gae(batch())
+        del x
+        gc.collect()
+        assert [ref() for ref in kept] == [None, None]
+    assert [f.kind for f in report.findings] == ["divided by size", "lost rows"]
+    assert (len(update_policy.listeners), len(ends.listeners)) == before
+    x = batch(2)
+    x.sum(1) / 5
+    assert len(report.findings) == 2
+
+
+def test_a_trace_inside_and_outside() -> None:
+    with md.trace() as outer, md.audit() as report, md.trace() as inner:
+        batch(2).sum(1) / 5
+    assert len(inner.calls) == len(outer.calls)
+    assert [f.kind for f in report.findings] == ["divided by size"]
+
+
+def test_sparse_storage_is_left_out() -> None:
+    x = md.masked_tensor(torch.ones(2, 3), torch.tensor([[True, False, True], [True, True, True]])).to_sparse()
+    assert found_in(lambda: x.sum(1) / 3) == []
+
+
+def test_what_nobody_has_counted() -> None:
+    with md.audit() as report:
+        for listener in update_policy.listeners:
+            listener(None)  # as for an assignment on a device that would have to be waited for
+    (finding,) = report.findings
+    assert (finding.count, finding.how_many) == (None, "elements not counted")
+
+
+def test_a_compiled_function_runs_uncompiled() -> None:
+    compiled = torch.compile(lambda x: x.sum(1) / x.shape[1], backend="eager")
+    x = batch(2).without_extent()
+    assert found_in(lambda: compiled(x)) == [("divided by size", 12)]
+
+
+def test_another_thread_is_not_looked_at() -> None:
+    x = batch(2)
+
+    def elsewhere() -> None:
+        thread = threading.Thread(target=lambda: x.sum(1) / 5)
+        thread.start()
+        thread.join()
+
+    assert found_in(elsewhere) == []
