@@ -116,7 +116,7 @@ def test_laws_layouts_and_dtypes_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"laws": ("P9",)}, "unknown law P9; use one of P1, P2"),
+        ({"laws": ("P10",)}, "unknown law P10; use one of P1, P2"),
         ({"layouts": ("ellpack",)}, "unknown layout ellpack; use one of dense, coo, csr"),
         ({"allow": {"P0-csr": "no"}}, "unknown law P0"),
     ],
