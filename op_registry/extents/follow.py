@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Dimension, Label, Labels
+from op_registry.dimensions import Dimension, Label, Labels, atoms
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
@@ -17,7 +18,7 @@ from op_registry.extents.factors import (
     factors_of,
 )
 from op_registry.extents.regroup import carried
-from op_registry.laws.categories import FACTORY
+from op_registry.laws.categories import CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
 from op_registry.sparse.permuted import AnyRecord, Permuted
@@ -28,6 +29,8 @@ RECORDS = (Dense, Sparse, Permuted)
 
 # Roles of dimensions along which a result is valid only where its operands are.
 _KEEPING = frozenset({"each", "scanned", "contracted", "reduced", "parameter"})
+# Categories of operators whose results may be valid where an element of the operand is not, among others of its slice.
+_MIXING = (ELEMENTWISE, CONTRACTION, MOVEMENT)
 
 
 def records_of(call: Bound) -> dict[str, Any]:
@@ -85,13 +88,16 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     read = {name: record for name, record in records.items() if name != written}
     sizes, padded, whole = sizes_of(call, labels), only_padded(read), there_says_all(read)
     made = call.rule.category is FACTORY
-    grows = made or written is not None or not _KEEPING.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
+    mixes = call.rule.category in _MIXING and "each" in labels.roles.values()
+    fills = made or mixes or written is not None
+    grows = fills or not _KEEPING.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
 
     def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
         if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):
             return record
+        known = sizes | _of_parts(dims, record.shape, sizes)
         operands = [
-            [f for f in _carried(factors, labels.operands[name], dims, sizes, records[name], record) if f is not None]
+            [f for f in _carried(factors, labels.operands[name], dims, known, records[name], record) if f is not None]
             for name, factors in given.items()
         ]
         found = combined(operands, call.rule.name)
@@ -100,6 +106,17 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
         return with_factors(record, found, padded, grows, whole)
 
     return for_each_result(result, labels.results, of_result)
+
+
+def _of_parts(dims: Sequence[Dimension], shape: Sequence[int], sizes: Mapping[Label, int]) -> dict[Label, int]:
+    """The sizes of those parts of merged dimensions that follow from the others."""
+    found: dict[Label, int] = {}
+    for dim, size in zip(dims, shape, strict=False):
+        unknown = [a for a in atoms(dim) if a not in sizes] if isinstance(dim, tuple) else []
+        known = math.prod(sizes[a] for a in atoms(dim) if a in sizes)
+        if len(unknown) == 1:
+            found[unknown[0]] = size // known if known else 0
+    return found
 
 
 def _carried(

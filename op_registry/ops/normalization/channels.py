@@ -19,6 +19,7 @@ from op_registry.authoring import (
     Bound,
     Dense,
     DenseSlices,
+    Equation,
     Moments,
     NotLowered,
     Over,
@@ -150,8 +151,7 @@ def by_own_statistics(
 # ----------------------------------------------------------------------------------------------------------- group_norm
 
 
-@masked_slices(aten.group_norm, aten.native_group_norm, category=NORMALIZATION)
-def group_norm(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
+def of_dense(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
     """Standardised over each group of channels, scaled and shifted by channel.
 
     native_group_norm also returns each group's statistics, which are differentiable, unlike those of layer_norm.
@@ -159,7 +159,20 @@ def group_norm(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
     return by_groups(op, Channels(x), bind_by_name(op, (x, *args), kwargs))
 
 
+group_norm = masked_slices(
+    aten.group_norm,
+    category=NORMALIZATION,
+    dims=Equation("n(gC)*,(gC),(gC)->n(gC)*", sizes={"g": "num_groups"}, each="*"),
+)(of_dense)
+native_group_norm = masked_slices(
+    aten.native_group_norm,
+    category=NORMALIZATION,
+    dims=Equation("n(gC)*,(gC),(gC)->n(gC)*,ng,ng", sizes={"g": "group"}, each="*"),
+)(of_dense)
+
+
 @group_norm.lowering(Sparse)
+@native_group_norm.lowering(Sparse)
 @on_call
 def group_norm_of_stored(c: Bound) -> Any:
     return by_groups(c.op, StoredChannels(c.first), with_dense_parameters(c))
