@@ -91,7 +91,7 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
         if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):
             return record
         operands = [
-            [f for f in _carried(factors, labels.operands[name], dims, sizes, records[name], record) if f is not None]
+            [f for f in carried_to(factors, labels.operands[name], dims, sizes, records[name], record) if f is not None]
             for name, factors in given.items()
         ]
         found = combined(operands, call.rule.name)
@@ -102,7 +102,7 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     return for_each_result(result, labels.results, of_result)
 
 
-def _carried(
+def carried_to(
     factors: Sequence[Factor],
     operand: Sequence[Dimension],
     dims: Sequence[Dimension],
@@ -110,6 +110,7 @@ def _carried(
     record: AnyRecord,
     result: AnyRecord,
 ) -> list[Factor | None]:
+    """The factors of an operand as factors of a result; None for one that leaves no trace."""
     known = dict(zip(dims, result.shape, strict=False))
     broadcast: frozenset[Any] = frozenset(
         dim

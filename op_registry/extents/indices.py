@@ -8,8 +8,17 @@ from typing import Any
 from op_registry.bound import Bound
 from op_registry.dimensions import AtIndices, Elementwise, Indexed, Label, Labels, atoms
 from op_registry.extents.combine import combined
-from op_registry.extents.factors import Along, Extent, Factor, conjunction, factors_of, narrowed, without_order
-from op_registry.extents.follow import any_stored, followed, only_padded, records_of, refuse, sizes_of, with_factors
+from op_registry.extents.factors import Along, Factor, factors_of, narrowed, without_order
+from op_registry.extents.follow import (
+    any_stored,
+    carried_to,
+    followed,
+    only_padded,
+    records_of,
+    refuse,
+    sizes_of,
+    with_factors,
+)
 from op_registry.extents.regroup import carried
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8, intersect
@@ -97,13 +106,16 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
 
 def _copied(call: Bound, labels: Labels, run: Run) -> Any:
     """What is written over a whole operand, at the positions that both have."""
-    first, record = next(iter(records_of(call).items()))
-    factors = factors_of(record)
-    there = conjunction(factors)
-    copied = call.applied(run)
+    result, records, sizes = call.applied(run), records_of(call), sizes_of(call, labels)
+    first, record = next(iter(records.items()))
+    sources = {name: source for name, source in records.items() if name != first}
+    dims = labels.results[0]
+    written = [
+        [f for f in carried_to(factors_of(source), labels.operands[name], dims, sizes, source, result) if f is not None]
+        for name, source in sources.items()
+    ]
     # Nothing is left of what was invalid before.
-    before = Dense(record.data, there, Extent(factors, is_mask=True) if factors else None)
-    return followed(call.with_(**{first: before}), labels, Dense(copied.data, intersect(copied.validity, there)))
+    return with_factors(result, combined([factors_of(record), *written], call.rule.name), only_padded(sources))
 
 
 def _from_what_is_there(call: Bound, labels: Labels, records: Any, first: str) -> Bound:
