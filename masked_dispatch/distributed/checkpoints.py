@@ -280,14 +280,14 @@ def plan_load(create_local_plan: Callable[..., LoadPlan], planner: DefaultLoadPl
 
 
 def loads_into_masked(planner: DefaultLoadPlanner, read_item: ReadItem, *rest: Any) -> bool:
-    """Return whether the planner loads an entry into a dense masked tensor."""
-    return type(planner.state_dict.get(read_item.dest_index.fqn)) is MaskedTensor
+    """Return whether the planner loads an entry into a masked tensor."""
+    return isinstance(planner.state_dict.get(read_item.dest_index.fqn), MaskedTensor)
 
 
 def resolve(resolve_tensor: Callable[..., Tensor], planner: DefaultLoadPlanner, read_item: ReadItem) -> Tensor:
     """Return the tensor to load into, without what it knows of padding: what is loaded replaces that."""
     found = resolve_tensor(planner, read_item)
-    if type(found) is MaskedTensor and found._extent is not None:
+    if isinstance(found, MaskedTensor) and found._extent is not None:
         found = copy.copy(found)
         found._extent = None
     return found

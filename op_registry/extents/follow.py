@@ -97,7 +97,7 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
             return record
         known = sizes | _of_parts(dims, record.shape, sizes)
         operands = [
-            [f for f in _carried(factors, labels.operands[name], dims, known, records[name], record) if f is not None]
+            [f for f in carried_to(factors, labels.operands[name], dims, known, records[name], record) if f is not None]
             for name, factors in given.items()
         ]
         found = combined(operands, call.rule.name)
@@ -119,7 +119,7 @@ def _of_parts(dims: Sequence[Dimension], shape: Sequence[int], sizes: Mapping[La
     return found
 
 
-def _carried(
+def carried_to(
     factors: Sequence[Factor],
     operand: Sequence[Dimension],
     dims: Sequence[Dimension],
@@ -127,6 +127,7 @@ def _carried(
     record: AnyRecord,
     result: AnyRecord,
 ) -> list[Factor | None]:
+    """The factors of an operand as factors of a result; None for one that leaves no trace."""
     known = dict(zip(dims, result.shape, strict=False))
     broadcast: frozenset[Any] = frozenset(
         dim
