@@ -29,10 +29,11 @@ def validity_over(record: Sparse | Permuted, gone: Sequence[int]) -> Callable[[]
             sizes[d - pattern.ndim + pattern.lead] = 1
     like = torch.ones((), dtype=torch.int8, device=values.device).expand(sizes)
     valid = Sparse(Dense(like, values.validity), pattern)
-    shown_so = record.like(valid) if isinstance(record, Permuted) else valid
+    shape = [1 if dim in gone else size for dim, size in enumerate(record.shape)]
 
     def over() -> Tensor:
-        return as_int8(shown_so.count(gone, keepdim=True) > 0)
+        count = valid.count_over([d for dim in gone for d in groups[dim]], keepdim=True)
+        return as_int8(count.permute([d for group in groups for d in group]).reshape(shape) > 0)
 
     if values.validity is not None:
         return over
