@@ -269,12 +269,17 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
     """
     if not isinstance(source, MaskedTensor) or source._extent is None or source._extent is target._extent:
         return
-    received = source._extent
-    own = target._extent
-    if own is not None and own.known == received.known and target._family is not None:
-        if not torch.equal(target.extent, source.extent):  # type: ignore[arg-type]
+    received, own, shared = source._extent, target._extent, target._family is not None
+    traced = being_traced(target._data)
+    loses_mask = own is not None and own.is_mask and not received.is_mask
+    if own is not None and shared and own.known == received.known and not (traced and loses_mask):
+        mine, other = torch.ops.masked_dispatch.extent(target), torch.ops.masked_dispatch.extent(source)
+        if traced:  # a graph cannot change what is known of its inputs
+            torch._assert_async((mine == other).all(), written_through_view(target))
+            return
+        if not torch.equal(mine, other):
             raise MaskedSemanticsError(written_through_view(target))
-    elif target._family is not None and target._base is not None:
+    elif shared and (traced or target._base is not None):
         raise MaskedSemanticsError(written_through_view(target))
     target._extent = received
 

@@ -86,7 +86,7 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     if not factors:
         return result
     validity = intersect(result.validity, conjunction(factors))
-    return with_factors(Dense(result.data, validity), factors, padded=False, grows=False)
+    return with_factors(Dense(result.data, validity), factors, padded=only_padded(records), grows=False)
 
 
 def _from_what_is_there(call: Bound, labels: Labels, records: Any, first: str) -> Bound:
