@@ -70,14 +70,6 @@ def _densely(value: object, transform: str) -> object:
     return value._stored_densely()
 
 
-def _extent_of(tensor: MaskedTensor) -> Extent | None:
-    """A tensor's extent. What is known of it is no value that Dynamo traces: there, the graph breaks."""
-    if torch.compiler.is_dynamo_compiling():
-        _ops.check_no_extent(tensor, "a transform of masked_dispatch.functional inside of a graph")
-        return None
-    return tensor._extent
-
-
 class _Leaves:
     """Takes masked leaves of trees apart for vmap, and reassembles them; keeps the extents of all, in order."""
 
@@ -108,7 +100,7 @@ class _Leaves:
         value = _densely(value, "vmap")
         if not isinstance(value, MaskedTensor):
             return value
-        extent = _extent_of(value)
+        extent = value._extent
         booleans = tuple(b.expand(value.shape) for b in ([] if extent is None else booleans_of(extent)))
         self.extents.append(extent)
         if value._graph_validity is None:
@@ -218,7 +210,7 @@ def _data_and_mask(leaf: MaskedTensor) -> tuple[Tensor, _Mask]:
         values, *tensors = _ops.stored_of(leaf)
         return values, _Mask(tuple(tensors), sparsity)
     tensors = () if leaf._graph_validity is None else (_ops.validity_of(leaf),)
-    extent = _extent_of(leaf)
+    extent = leaf._extent
     booleans = () if extent is None else booleans_of(extent)
     return _ops.data_of(leaf), _Mask((*tensors, *booleans), None, extent)
 

@@ -35,10 +35,11 @@ def export(
 
     Where the module takes a masked tensor, the program takes the pair ``(data, mask)``; where it returns one, it
     returns the pair ``(data, mask)``, in which the data is 0 where invalid. Masks are bool, of the shape of the data,
-    True where valid. A batch that knows which of its positions are there, some of which are invalid, is the triple
-    ``(data, mask, extent)`` instead; a program asserts that batches are padded as its example is. A masked parameter or buffer ``w`` is a plain ``w_data`` and a buffer ``w_mask`` in the program's
-    state. The program is decomposed: its operators are torch's own, so files, compiled packages and models made from it
-    (``torch.export.save``, ``aoti_compile_and_package``, ``torch.onnx.export``) run without this library.
+    True where valid. A batch whose extent is not its mask, because a position of it is missing, is the triple
+    ``(data, mask, extent)``; the program asserts that batches are padded as its example is. A masked parameter or
+    buffer ``w`` is a plain ``w_data`` and a buffer ``w_mask`` in the program's state. The program is decomposed: its
+    operators are torch's own, so files, compiled packages and models made from it (``torch.export.save``,
+    ``aoti_compile_and_package``, ``torch.onnx.export``) run without this library.
 
     args, kwargs    example arguments, masked or plain, as for torch.export.export
     dynamic_shapes  as for torch.export.export, with one entry for a masked tensor, which applies to all of its parts

@@ -2,9 +2,8 @@
 
 We rebuild masked tensors from these for branches and steps, and split their masked results again. We copy the results,
 because these operators refuse results that are operands or parts of operands. The mask of floating-point data travels
-in the same tensor as the data: autograd needs a derivative of every result. For the same reason, the booleans of an
-extent are numbers of the data's dtype, in tensors of their own; what is known of them has to be the same in all branches
-and steps.
+in the same tensor as the data: autograd needs a derivative of every result. So the booleans of an extent are numbers of
+the data's dtype, in tensors of their own; what is known of them has to be the same in all branches and steps.
 """
 
 from __future__ import annotations

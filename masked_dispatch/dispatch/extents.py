@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.messages import extent_not_carried
+from masked_dispatch.tensor.messages import extent_not_carried, written_through_view
 from masked_dispatch.update_policy import TO_PADDED, dropped
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.extents.factors import Extent, conjunction, factors_of
 from op_registry.extents.regions import explicit
 from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool
 
 
@@ -28,6 +30,9 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
     received, own = source._extent if isinstance(source, MaskedTensor) else None, target._extent
     if received is own or not (received or own).factors:  # type: ignore[union-attr]
         return
+    if target._family is not None and being_traced(target._data):
+        _same_in_graph(target, source)
+        return
     before = Dense(target._data, target._validity, own)
     if received is None:
         received = Extent(explicit(factors_of(before)), is_mask=False)
@@ -36,6 +41,15 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
         return
     assert isinstance(source, MaskedTensor)
     target._family.receive_extent(target, before, Dense(source._data, shared_validity(source), received))
+
+
+def _same_in_graph(target: MaskedTensor, source: Tensor) -> None:
+    """Assert that a write to memory that others share changes no extent: a graph cannot change what they know."""
+    own, received = target._extent, source._extent if isinstance(source, MaskedTensor) else None
+    if own is None or received is None or own.known != received.known or (own.is_mask and not received.is_mask):
+        raise MaskedSemanticsError(written_through_view(target))
+    mine, other = torch.ops.masked_dispatch.extent(target), torch.ops.masked_dispatch.extent(source)
+    torch._assert_async((mine == other).all(), written_through_view(target))
 
 
 def extent_after(op: OpOverload, tensor: MaskedTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extent | None:

@@ -275,11 +275,6 @@ def _data_of(tensor: Tensor) -> Tensor:
     return data
 
 
-def _check_no_extent(tensor: Tensor, how: str) -> None:
-    if isinstance(tensor, MaskedTensor):
-        tensor._check_no_extent(how)
-
-
 def _validity_of(tensor: Tensor) -> Tensor:
     validity = _record(tensor).validity
     assert validity is not None
@@ -418,7 +413,6 @@ def install() -> None:
     _library.impl("bytes_of", _bytes_of_meta, "Meta")
     # The transforms of masked_dispatch.functional use these to take masked tensors apart and rebuild them.
     _define("data_of(Tensor x) -> Tensor", _data_of)
-    _define("check_no_extent(Tensor x, str how) -> ()", _check_no_extent)
     _define("validity_of(Tensor x) -> Tensor", _validity_of)
     _define("from_parts(Tensor data, Tensor? validity) -> Tensor", _from_parts)
     _define("stored_of(Tensor x) -> Tensor[]", _stored_of)

@@ -62,9 +62,9 @@ from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.layout import Layout
 from op_registry.sparse.permuted import AnyRecord
 
-# Compiled graphs guard on these: how writes outside the graph change validity (never: not part of its base's), the registry's version, the mode of
-# `updates`, what is known of the extent, and a handle through which a guard can give the tensor its own validity (all
-# handles compare equal).
+# Compiled graphs guard on these: how writes outside the graph change validity (never: it is no part of a base's), the
+# registry's version, the mode of `updates`, what is known of the extent, and a handle through which a guard can give
+# the tensor its own validity (all handles compare equal).
 Context = tuple[str, str, Mode, Known | None, GuardedInput | None]
 
 M = TypeVar("M", bound="MaskedTensor")

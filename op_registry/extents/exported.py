@@ -70,8 +70,8 @@ def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
     for fit in fits:
         torch._assert_async(
             fit.all(),
-            f"a batch of {record.ndim} dimensions is padded otherwise than the example of this program, which has "
-            f"{known} (s: samples, p: positions from 0 on, c: contiguous ones, -: neither)",
+            f"a batch is padded otherwise than the example of this program, whose dimensions are {known} (s: samples, "
+            "p: positions from index 0 on, c: contiguous ones, -: neither). Pad it as the example is, or export again",
         )
     validity = record.validity if extent is None else intersect(record.validity, given)
     return Dense(record.data, validity, extent_of(factors, is_mask=extent is None))

@@ -112,7 +112,7 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     factors = combined(found, call.rule.name)
     if not factors:
         return result
-    return with_factors(result, factors, padded=False)
+    return with_factors(result, factors, padded=only_padded(records))
 
 
 def _check_counts(call: Bound, labels: Labels, records: Mapping[str, Dense]) -> None:
