@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import extent_not_carried, written_through_view
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.update_policy import TO_PADDED, dropped
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.extents.factors import Extent, conjunction, factors_of
@@ -29,6 +30,9 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
     """
     received, own = source._extent if isinstance(source, MaskedTensor) else None, target._extent
     if received is own or not (received or own).factors:  # type: ignore[union-attr]
+        return
+    if isinstance(target, SparseMaskedTensor):
+        target._extent = own if received is None else received
         return
     if target._family is not None and being_traced(target._data):
         _same_in_graph(target, source)

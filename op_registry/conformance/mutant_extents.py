@@ -14,7 +14,7 @@ from typing import Any
 from op_registry.bound import Bound
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.dimensions import Labels
-from op_registry.extents import follow, indices, joins, particular, samples, slices
+from op_registry.extents import follow, indices, joins, particular, remembered, samples, slices
 from op_registry.extents.factors import Factor, extent_of
 from op_registry.ops.windows import crops
 from op_registry.records.dense import Dense
@@ -42,10 +42,12 @@ class WrongExtents:
         """Within the block, the function is wrong."""
         right = getattr(self.module, self.function)
         setattr(self.module, self.function, self.wrong(right))
+        remembered.forget()
         try:
             yield
         finally:
             setattr(self.module, self.function, right)
+            remembered.forget()
 
 
 def noticed(wrong: WrongExtents, seed: int = 0, subject: str | None = None) -> list[str]:

@@ -30,6 +30,11 @@ _STATIC = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
+def forget() -> None:
+    """Find out anew what every call's results know: a function of this package has been exchanged."""
+    _plans.clear()
+
+
 class PartOfEach(Dense):
     """A view whose mask hides more than that part of its base's mask: what is no position of a sample's own part."""
 
