@@ -103,6 +103,8 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     if call.rule.category is ASSIGNMENT:
         for name in others:
             if not name.startswith("ind"):
+                if any_stored(call):
+                    raise NotLowered("a source with positions of its own is written on dense storage")
                 result = _from_what_is_there(call, first, name, result)
     sizes, dims = sizes_of(call, labels), labels.results[0]
     found = [list(factors_of(record))]
