@@ -113,10 +113,10 @@ def nll_loss(c: Bound) -> Dense:
 
 def _of_labels(c: Bound, scores: Tensor, labels: Labels) -> Dense:
     """The operator of a call on scores of all classes."""
-    safe = c.with_(self=scores, target=labels.classes, weight=_filled(c.weight, 1))
+    safe = {**c.named, "self": scores, "target": labels.classes, "weight": _filled(c.weight, 1)}
     if not is_divided(scores):
-        return _of_all_rows(safe.applied(c.op), labels, c.reduction)
-    losses = safe.with_(weight=None, reduction=NONE).applied(c.op)
+        return _of_all_rows(c.op(*safe.values()), labels, c.reduction)
+    losses = c.op(*{**safe, "weight": None, "reduction": NONE}.values())
     return reduced_over_rows(c, weighted_rows(c, losses, labels), labels)
 
 
@@ -161,8 +161,7 @@ def reduced_over_rows(c: Bound, losses: Tensor, labels: Labels) -> Dense:
 def nll_loss_forward(c: Bound) -> tuple[Dense, Dense]:
     """The loss, and the total weight of the rows in its mean."""
     labels = Labels(c)
-    safe = c.with_(self=c.self.filled(0), target=labels.classes, weight=_filled(c.weight, 1))
-    data, total_weight = safe.applied(c.op)
+    data, total_weight = c.op(c.self.filled(0), labels.classes, _filled(c.weight, 1), c.reduction, c.ignore_index)
     return _of_all_rows(data, labels, c.reduction), Dense(total_weight)
 
 
