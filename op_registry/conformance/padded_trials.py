@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from op_registry.bound import Bound
 from op_registry.conformance.padded_batches import batch_is_its_samples
-from op_registry.conformance.ragged import DRAWS, GARBAGE, NoBatch, Ragged, axes_of, widened
+from op_registry.conformance.ragged import DRAWS, FEW_DRAWS, GARBAGE, Draw, NoBatch, Ragged, axes_of, widened
 from op_registry.conformance.sample import Operator, Sample, chosen
 from op_registry.conformance.stated_dims import calls_of_operators, size_of_call
 from op_registry.conformance.stored_samples import storable
@@ -87,7 +87,8 @@ def padded_trials(
             rule = registry.get(op)
             if rule is None or op._schema.is_mutable or left_out(op) or calls[op] >= enough:
                 continue
-            found = list(_of_call(rule, op, args, kwargs, made, dtype, seed))
+            draws = FEW_DRAWS if enough == 1 else DRAWS
+            found = list(_of_call(rule, op, args, kwargs, made, dtype, seed, draws))
             calls[op] += any(trial.ragged is not None for trial in found)
             yield from found
 
@@ -115,6 +116,7 @@ def _of_call(
     made: Sample,
     dtype: torch.dtype,
     seed: int,
+    draws: Sequence[Draw],
 ) -> Iterator[PaddedTrial]:
     call = Bound.of(rule, op, args, kwargs)
     if size_of_call(args, kwargs) > MOST_ELEMENTS or any(not _is_strided(t) for t in call.tensors.values()):
@@ -128,7 +130,7 @@ def _of_call(
         assert labels is not None
         try:
             for axes in axes_of(call, labels):
-                for n, draw in enumerate(DRAWS):
+                for n, draw in enumerate(draws):
                     try:
                         ragged = Ragged(rule, op, call, axes, draw, seed)
                     except NoBatch:

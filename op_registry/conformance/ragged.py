@@ -63,6 +63,8 @@ DRAWS = (
     Draw("left", 1),
     Draw("centre", 0, holes=True),
 )
+# For one call of an overload.
+FEW_DRAWS = (Draw("right", 0, holes=True), Draw("left", 1))
 
 
 class NoBatch(Exception):

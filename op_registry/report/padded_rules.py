@@ -92,5 +92,6 @@ def _with_reasons(rules: Sequence[str], why: Mapping[str, Counter[str]]) -> list
 def _shortened(reason: str) -> str:
     """A reason without the operator's name, shapes and numbers, in which those of one kind differ."""
     text = re.sub(r"\(`.*", "", reason.partition(": ")[2] if ": " in reason[:60] else reason)
+    text = re.sub(r"x\[[^\]]*\]", "a slice", text)
     text = re.sub(r"of shape \([^)]*\)|\[[^\]]*\]|\bx\b|\d+", "…", text.partition(". ")[0]).strip()
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
