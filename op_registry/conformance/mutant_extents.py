@@ -102,7 +102,7 @@ def missing_as_padding(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda records: True
 
 
-@_way("another dimension's positions", follow, "_carried", "mul", "softmax")
+@_way("another dimension's positions", follow, "carried_to", "mul", "softmax")
 def in_another_order(right: Callable[..., Any]) -> Callable[..., Any]:
     def carried(*args: Any) -> list[Any]:
         return [None if f is None or f.there is None else _backwards(f) for f in right(*args)]
