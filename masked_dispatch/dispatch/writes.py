@@ -44,7 +44,7 @@ from op_registry.records.dense import Dense
 from op_registry.records.dtypes import can_cast
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.memory import new_buffer
-from op_registry.records.tracing import being_traced
+from op_registry.records.tracing import assert_when_run, being_traced
 from op_registry.records.validity import intersect
 from op_registry.rule import Category
 from op_registry.sparse.layout import OF_TORCH
@@ -275,7 +275,7 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
     if own is not None and shared and own.known == received.known and not (traced and loses_mask):
         mine, other = torch.ops.masked_dispatch.extent(target), torch.ops.masked_dispatch.extent(source)
         if traced:  # a graph cannot change what is known of its inputs
-            torch._assert_async((mine == other).all(), written_through_view(target))
+            assert_when_run(mine == other, written_through_view(target))
             return
         if not torch.equal(mine, other):
             raise MaskedSemanticsError(written_through_view(target))
