@@ -47,18 +47,11 @@ def __dir__() -> list[str]:
 # ------------------------------------------------------------------------------------- splitting and reassembling
 
 
-class _DataAndValidity(NamedTuple):
-    """A masked tensor as vmap sees it: tensors of the same shape, the booleans of its extent last."""
+class _Split(NamedTuple):
+    """A masked tensor as vmap sees it, in tensors of one shape: its validity if one is stored, extent booleans."""
 
     data: Tensor
-    validity: Tensor
-    booleans: tuple[Tensor, ...]
-
-
-class _DataOnly(NamedTuple):
-    """The same if no validity is stored."""
-
-    data: Tensor
+    validity: tuple[Tensor, ...]
     booleans: tuple[Tensor, ...]
 
 
@@ -86,8 +79,7 @@ class _Leaves:
         def masked(value: object) -> object:
             if not _is_split(value):
                 return value
-            validity = value.validity if isinstance(value, _DataAndValidity) else None
-            whole: MaskedTensor = _ops.from_parts(value.data, validity)
+            whole: MaskedTensor = _ops.from_parts(value.data, value.validity[0] if value.validity else None)
             number = next(numbers)
             extent = self.extents[number]
             if extent is None:
@@ -103,9 +95,8 @@ class _Leaves:
         extent = value._extent
         booleans = tuple(b.expand(value.shape) for b in ([] if extent is None else booleans_of(extent)))
         self.extents.append(extent)
-        if value._graph_validity is None:
-            return _DataOnly(_ops.data_of(value), booleans)
-        return _DataAndValidity(_ops.data_of(value), _ops.validity_of(value).expand(value.shape), booleans)
+        validity = () if value._graph_validity is None else (_ops.validity_of(value).expand(value.shape),)
+        return _Split(_ops.data_of(value), validity, booleans)
 
 
 def _inside(extent: Extent, number: int, data: Tensor) -> Extent:
@@ -127,8 +118,8 @@ def _dims_of_masked(out_dims: object, output: object) -> list[int | None]:
     ]
 
 
-def _is_split(value: object) -> TypeGuard[_DataAndValidity | _DataOnly]:
-    return isinstance(value, (_DataAndValidity, _DataOnly))
+def _is_split(value: object) -> TypeGuard[_Split]:
+    return isinstance(value, _Split)
 
 
 class _Sparsity(NamedTuple):

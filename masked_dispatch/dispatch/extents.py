@@ -19,7 +19,7 @@ from op_registry.extents.factors import Extent, conjunction, factors_of
 from op_registry.extents.regions import explicit
 from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import being_traced
+from op_registry.records.tracing import assert_when_run, being_traced
 from op_registry.records.validity import as_bool
 
 
@@ -53,7 +53,7 @@ def _same_in_graph(target: MaskedTensor, source: Tensor) -> None:
     if own is None or received is None or own.known != received.known or (own.is_mask and not received.is_mask):
         raise MaskedSemanticsError(written_through_view(target))
     mine, other = torch.ops.masked_dispatch.extent(target), torch.ops.masked_dispatch.extent(source)
-    torch._assert_async((mine == other).all(), written_through_view(target))
+    assert_when_run(mine == other, written_through_view(target))
 
 
 def extent_after(op: OpOverload, tensor: MaskedTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extent | None:

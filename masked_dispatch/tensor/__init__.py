@@ -12,6 +12,7 @@ write_locks.py    locks for in-place operations of several threads
 mask_bytes.py     converting a bool mask to int8 in a compiled graph
 buffers.py        x.new_tensor, x.new and x.data = y
 checks.py         checks of the data and masks that callers pass
+extent_in_graphs.py  the pieces of an extent as inner tensors, in graphs
 file_format.py    the file format, its versions, and reading files
 fills.py          checks of the values that replace invalid elements
 layout_checks.py  whether a storage layout fits a shape

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
@@ -19,7 +18,7 @@ from op_registry.extents.factors import (
     is_prefix,
     numbers_positions,
 )
-from op_registry.records.tracing import being_traced, recording, values_of
+from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
 from op_registry.records.validity import intersect
 
 
@@ -88,6 +87,6 @@ def _check_same(a: Tensor, b: Tensor, dim: int, name: str) -> None:
         f"first, masked_dispatch.align(x, {dim}); or drop what is known of the padding, x.without_extent()."
     )
     if being_traced(a) or being_traced(b) or recording():
-        torch._assert_async((a == b).all(), text)
+        assert_when_run(a == b, text)
     elif a.shape != b.shape or not bool(values_of(a == b).all()):
         raise MaskedSemanticsError(text)

@@ -21,6 +21,7 @@ from op_registry.extents.factors import (
     extent_of,
 )
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import assert_when_run
 from op_registry.records.validity import as_bool, as_int8, intersect
 
 # Layouts that an exported program may state, as letters: what is known of each dimension of a factor.
@@ -68,8 +69,8 @@ def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
     fits = [as_bool(joint).expand(record.shape) == as_bool(given)]
     fits += [_as_known(f, dim) for f in factors for dim in f.positions]
     for fit in fits:
-        torch._assert_async(
-            fit.all(),
+        assert_when_run(
+            fit,
             f"a batch is padded otherwise than the example of this program, whose dimensions are {known} (s: samples, "
             "p: positions from index 0 on, c: contiguous ones, -: neither). Pad it as the example is, or export again",
         )

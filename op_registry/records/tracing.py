@@ -53,6 +53,11 @@ def values_of(tensor: Tensor) -> Tensor:
     return _values_probe[0](tensor)
 
 
+def assert_when_run(condition: Tensor, text: str) -> None:
+    """Let a graph raise RuntimeError with this text when it runs, unless all of `condition` (bool) holds."""
+    torch._assert_async(condition.all(), text)
+
+
 def is_older_batch(tensor: Tensor) -> bool:
     """Whether `tensor` is a batch of torch's older vmap, which supports few operators and hides its memory."""
     return _batch_probe[0](tensor)
