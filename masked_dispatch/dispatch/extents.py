@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.tensor.mask_sharing import shared_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import extent_not_carried
 from masked_dispatch.update_policy import TO_PADDED, dropped
 from op_registry import MaskedSemanticsError, resolve
@@ -36,6 +36,18 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
         return
     assert isinstance(source, MaskedTensor)
     target._family.receive_extent(target, before, Dense(source._data, shared_validity(source), received))
+
+
+def where_there(target: MaskedTensor, source: Tensor) -> Tensor:
+    """What is written, valid only where the target is there."""
+    if target._family is None or target._family.extent is None:
+        return source
+    masked = isinstance(source, MaskedTensor)
+    validity = shared_validity(source) if isinstance(source, MaskedTensor) else None
+    found = target._family.validity_there(target, validity)
+    if found is validity:
+        return source
+    return wrap(source._data if masked else source, found)  # type: ignore[attr-defined]
 
 
 def extent_after(op: OpOverload, tensor: MaskedTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extent | None:
