@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.tensor.mask_sharing import shared_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import extent_not_carried, written_through_view
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.update_policy import TO_PADDED, dropped
@@ -54,6 +54,18 @@ def _same_in_graph(target: MaskedTensor, source: Tensor) -> None:
         raise MaskedSemanticsError(written_through_view(target))
     mine, other = torch.ops.masked_dispatch.extent(target), torch.ops.masked_dispatch.extent(source)
     assert_when_run(mine == other, written_through_view(target))
+
+
+def where_there(target: MaskedTensor, source: Tensor) -> Tensor:
+    """What is written, valid only where the target is there."""
+    if target._family is None or target._family.extent is None:
+        return source
+    masked = isinstance(source, MaskedTensor)
+    validity = shared_validity(source) if isinstance(source, MaskedTensor) else None
+    found = target._family.validity_there(target, validity)
+    if found is validity:
+        return source
+    return wrap(source._data if masked else source, found)  # type: ignore[attr-defined]
 
 
 def extent_after(op: OpOverload, tensor: MaskedTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extent | None:

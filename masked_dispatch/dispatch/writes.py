@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.engine import accumulate_into
-from masked_dispatch.dispatch.extents import extent_after, receive_extent, say_what_is_not_there
+from masked_dispatch.dispatch.extents import extent_after, receive_extent, say_what_is_not_there, where_there
 from masked_dispatch.dispatch.overlap import OverlapCheck, refuse_overlapping_outputs
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
@@ -244,6 +244,7 @@ def assign_below(target: MaskedTensor, source: Tensor) -> None:
     if isinstance(source, SparseMaskedTensor):
         dense = to_dense(source.record)
         source = wrap(dense.data, dense.validity)
+    source = where_there(target, source)
     if not isinstance(source, MaskedTensor):
         target._data.copy_(source)
         write_validity(target, None)

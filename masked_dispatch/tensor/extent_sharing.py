@@ -14,8 +14,9 @@ from torch import Tensor
 from masked_dispatch.tensor.messages import extent_not_in_view, written_through_view
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import Extent, extent_of, factors_of
-from op_registry.extents.regions import are_same, explicit, region_of, shown, written
+from op_registry.extents.regions import are_same, explicit, region_of, shown, there_in, written
 from op_registry.records.dense import Dense
+from op_registry.records.validity import intersect
 
 
 class Member(Protocol):
@@ -23,6 +24,9 @@ class Member(Protocol):
 
     _data: Tensor
     _part_of_extent: tuple[Extent, Extent | None] | None
+
+    @property
+    def _extent(self) -> Extent | None: ...
 
     @property
     def shape(self) -> torch.Size: ...
@@ -62,6 +66,22 @@ class SharedExtent:
                 raise MaskedSemanticsError(extent_not_in_view(member))
             member._part_of_extent = known = (extent, shown(extent, region))
         return known[1]
+
+    def validity_there(self, member: Member, validity: Tensor | None) -> Tensor | None:
+        """Before a write to a member of such a validity: the validity where the member is there.
+
+        Only if the member's own extent does not know it: x[1, 2] of a padded batch is one position, and has no extent.
+        """
+        if self.extent is None or (member._extent and len(member._extent.factors) == len(self.extent.factors)):
+            return validity
+        region = region_of(self.data, member._data)
+        if region is None:
+            return validity
+        factors = factors_of(Dense(self.data, self.base_validity(), self.extent))
+        there = there_in(factors, region)
+        if there is not None and validity is not None and self.extent.is_mask:
+            self.extent, self.extent_written = extent_of(explicit(factors), is_mask=False), True
+        return intersect(validity, there)
 
     def receive_extent(self, member: Member, before: Dense, after: Dense) -> None:
         """Before a write that changes a member from the record `before` to `after`: its base has what they have.

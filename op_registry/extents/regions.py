@@ -16,6 +16,7 @@ from op_registry.extents.factors import (
     Extent,
     Factor,
     Positions,
+    conjunction,
     extent_of,
     numbers_positions,
     without_order,
@@ -86,6 +87,12 @@ def shown(extent: Extent, region: Region) -> Extent | None:
         if any(known is not None for known in along):
             factors.append(Factor(tuple(along), None if factor.there is None else _to_view(factor.there, region)))
     return extent_of(factors, extent.is_mask) if extent.factors else extent
+
+
+def there_in(factors: Sequence[Factor], region: Region) -> Tensor | None:
+    """Which positions of a region are there, in the dimensions of the view."""
+    there = [_to_view(f.there, region) for f in factors if f.there is not None]
+    return conjunction([Factor((None,) * region.ndim, t) for t in there])
 
 
 def _in_part(along: Along) -> Along:

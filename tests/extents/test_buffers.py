@@ -213,6 +213,18 @@ def test_an_assignment_makes_no_position_be_there() -> None:
     assert x._extent.is_mask
 
 
+def test_one_position_that_is_not_there_stays_so() -> None:
+    x = batch()
+    x[1, 2] = 5.0
+    x[1, 2, 0].fill_(5.0)
+    x[2].select(0, 0).zero_()
+    assert x.get_mask()[..., 0].equal(THERE)
+    x[0, 1] = md.masked_tensor(torch.zeros(2), torch.tensor([False, True]))
+    x[0, 0] = 9.0
+    assert x.extent[..., 0].equal(THERE)
+    assert x[0].get_mask()[:, 0].tolist() == [True, False, True, False]
+
+
 @pytest.mark.parametrize(
     "write",
     [
