@@ -54,7 +54,7 @@ def _calls_for_itself(module: str) -> bool:
 _SERVING = {
     "masked_dispatch": {
         "autograd", "caller_warnings", "compiler_internals", "dispatch", "engine_internals", "replacements", "scopes",
-        "seeing", "torch_internals", "update_policy",
+        "seeing", "tensor", "torch_internals", "update_policy",
     },
     "op_registry": {
         "authoring", "autocast", "bound", "extents", "laws", "ops", "records", "registry", "resolve", "rule", "schema",

@@ -300,8 +300,11 @@ def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor]
 
 
 @functools.cache
-def place_views_of(kind: type) -> None:
+def place_views_of(kind: type, place: Callable[[Any, Any], Any], finish: Callable[[Any, Any], Any]) -> None:
     """Let a compiled region return views of arguments of `kind` at their own storage offsets.
+
+    place   the view of an argument that has the size, strides and offset of what the region returned
+    finish  gives the view whatever else the region returned, and returns it
 
     torch 2.14 adds the argument's offset to the view's offset if the two have separate storages, which wrapper
     subclasses always have.
@@ -314,10 +317,10 @@ def place_views_of(kind: type) -> None:
     def gen_alias_from_base(
         original: Callable[..., Any], base: Any, target: Any, requires_grad: bool, *rest: Any, **kwargs: Any
     ) -> Any:
-        view = base.as_strided(target.size(), target.stride(), target.storage_offset())
+        view = place(base, target)
         if base.requires_grad and not requires_grad:
-            return view.detach()
-        return view.requires_grad_() if requires_grad and not view.requires_grad else view
+            return finish(view.detach(), target)
+        return finish(view.requires_grad_() if requires_grad and not view.requires_grad else view, target)
 
     replace(runtime_wrappers, "gen_alias_from_base", gen_alias_from_base, is_own_view)
 

@@ -70,14 +70,6 @@ def _densely(value: object, transform: str) -> object:
     return value._stored_densely()
 
 
-def _extent_of(tensor: MaskedTensor) -> Extent | None:
-    """A tensor's extent. What is known of it is no value that Dynamo traces: there, the graph breaks."""
-    if torch.compiler.is_dynamo_compiling():
-        _ops.check_no_extent(tensor, "a transform of masked_dispatch.functional inside of a graph")
-        return None
-    return tensor._extent
-
-
 class _Leaves:
     """Takes masked leaves of trees apart for vmap, and reassembles them; keeps the extents of all, in order."""
 
@@ -108,9 +100,8 @@ class _Leaves:
         value = _densely(value, "vmap")
         if not isinstance(value, MaskedTensor):
             return value
-        extent, booleans = _extent_of(value), ()
-        if extent is not None:
-            booleans = tuple(boolean.expand(value.shape) for boolean in booleans_of(extent))
+        extent = value._extent
+        booleans = tuple(b.expand(value.shape) for b in ([] if extent is None else booleans_of(extent)))
         self.extents.append(extent)
         if value._graph_validity is None:
             return _DataOnly(_ops.data_of(value), booleans)
@@ -159,7 +150,7 @@ _Carried = tuple[tuple[Tensor, ...], tuple[Tensor, ...], Any]
 class _Mask(NamedTuple):
     """What a masked leaf of a tree has besides its data.
 
-    tensors   the validity if one is stored, then the booleans of the extent; for sparse storage, after the index tensors
+    tensors   the validity if one is stored, then the booleans of the extent; in sparse storage, index tensors first
     sparsity  None for dense storage
     extent    what is known of it; its booleans are among the tensors
     """
@@ -219,7 +210,7 @@ def _data_and_mask(leaf: MaskedTensor) -> tuple[Tensor, _Mask]:
         values, *tensors = _ops.stored_of(leaf)
         return values, _Mask(tuple(tensors), sparsity)
     tensors = () if leaf._graph_validity is None else (_ops.validity_of(leaf),)
-    extent = _extent_of(leaf)
+    extent = leaf._extent
     booleans = () if extent is None else booleans_of(extent)
     return _ops.data_of(leaf), _Mask((*tensors, *booleans), None, extent)
 
@@ -356,11 +347,11 @@ def _jacobian_mask(output: _Mask | None, argument: _Mask | None, jacobian: Tenso
         validity = output.validity[(..., *[None] * ndim)]
     if argument is not None and argument.validity is not None:
         validity = intersect(validity, with_leading_dims(argument.validity, lead))
-    records = (
+    first, second = (
         mask if mask is None else Dense(jacobian.new_empty(()).expand(shape), mask.validity, mask.whole_extent)
         for mask, shape in ((output, jacobian.shape[:lead]), (argument, jacobian.shape[lead:]))
     )
-    extent = of_outer(*records, jacobian.ndim)
+    extent = of_outer(first, second, jacobian.ndim)
     booleans = () if extent is None else booleans_of(extent)
     return _Mask((*(() if validity is None else (validity,)), *booleans), None, extent)
 

@@ -19,7 +19,9 @@ scopes.add_kind(_mode, "warn")
 
 
 class MaskDroppedWarning(UserWarning):
-    """An assignment to a plain tensor has skipped invalid elements: see :func:`masked_dispatch.updates`."""
+    """An assignment to a plain tensor has skipped invalid elements, or one to a padded tensor has skipped valid ones:
+    see :func:`masked_dispatch.updates`.
+    """
 
 
 def current() -> Mode:
@@ -35,7 +37,8 @@ def updates(mode: Mode) -> Iterator[None]:
     there, without a mask to mark them. Assignments are ``plain.copy_(x)``, ``plain[i] = x``, ``out=plain``,
     ``index_put_``, ``index_copy_``, ``put_``, ``scatter_``, ``masked_scatter_``, ``fill_`` and ``bernoulli_``.
     Arithmetic in place (``plain.add_(x)``) does not warn, and neither do the writes of torch's optimizers and of this
-    library itself.
+    library itself. An assignment to a tensor that knows which of its positions are there counts too, where a partly
+    invalid source is valid and the tensor has no position.
 
     mode  "warn" (the default): a :class:`MaskDroppedWarning`, by Python's `warnings`, once for a line of the caller's.
           "silent": nothing. "refuse": MaskedSemanticsError, before anything is written.
@@ -71,12 +74,14 @@ def said() -> contextlib.AbstractContextManager[None]:
 listeners: list[Callable[[int | None], None]] = []
 
 
-def dropped(call: str, skipped: str, invalid: int | None = None) -> None:
-    """Warn or raise, as the mode says, that `call` is about to skip invalid elements, unless nobody's code assigns.
+def dropped(call: str, skipped: str, kind: tuple[str, str] | None = None, count: int | None = None) -> None:
+    """Warn or raise, as the mode says, that `call` is about to skip elements, unless nobody's code assigns.
 
     skipped  of what, with shapes: for the error. The warning doesn't vary with them, or it would come more than once.
-    invalid  how many, if somebody has counted
+    kind     TO_PLAIN (None) or TO_PADDED
+    count    how many, if somebody has counted
     """
+    what, instead = kind or TO_PLAIN
     found = frames_of_call()
     if found is None:
         return
@@ -86,17 +91,24 @@ def dropped(call: str, skipped: str, invalid: int | None = None) -> None:
     if arithmetic_written_as_a_copy(frame for _, frame in between if frame is not None):
         return
     for tell in listeners:
-        tell(invalid)
+        tell(count)
     if current() == "refuse":
-        raise MaskedSemanticsError(f"{call}: {skipped}. {_INSTEAD} This was refused by {_MODES}('refuse').")
-    message = f"{call}: the assignment to a plain tensor skips invalid elements. {_INSTEAD} {_TO_SET}"
+        raise MaskedSemanticsError(f"{call}: {skipped}. {instead} This was refused by {_MODES}('refuse').")
+    message = f"{call}: {what}. {instead} {_TO_SET}"
     warn_at(caller, message, MaskDroppedWarning)
 
 
 _MODES = "masked_dispatch.updates"
-_INSTEAD = (
+# What is skipped, and what to do instead.
+TO_PLAIN = (
+    "the assignment to a plain tensor skips invalid elements",
     "The plain tensor keeps its old values there, and nothing marks them. Assign to a masked buffer "
     "(x.new_empty(shape), which is invalid until written to), fill first (x.to_tensor(fill)), or use a container's "
-    "own conversion (masked_dispatch.interop.to_tensordict)."
+    "own conversion (masked_dispatch.interop.to_tensordict).",
+)
+TO_PADDED = (
+    "the assignment to a padded tensor skips valid elements where it has no positions",
+    "An assignment never makes a position be there. Assign to x.without_extent(), say what is there again with "
+    "masked_dispatch.padded, or write x.mask_like(target).",
 )
 _TO_SET = f"{_MODES}('silent') allows it, {_MODES}('refuse') raises."

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from op_registry.conformance import mutant_table, runner
+from op_registry.conformance import mutant_extents, mutant_table, runner
 from op_registry.conformance.devices.available import NAMES as DEVICES
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
 from op_registry.conformance.part import part
@@ -20,7 +20,7 @@ from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.fuzz import command as fuzzing
-from op_registry.report import as_json, coverage, database_calls, devices, python_level
+from op_registry.report import as_json, coverage, database_calls, devices, padded_rules, python_level
 from op_registry.report import conformance as reporting
 from op_registry.report import sparse_coverage as stored_coverage
 from op_registry.report.explain import explain
@@ -130,6 +130,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write how many trials of P4 stayed sparse (op_registry/report/sparse_coverage.tsv)",
     )
+    check.add_argument(
+        "--table-of-padding", type=Path, metavar="FILE", help="write which rules are right under P9, and which refuse"
+    )
     check.add_argument("--variants", action="store_true", help="also run the in-place and out= forms of the entries")
     check.add_argument(
         "--slice", type=part, default="0/1", metavar="K/N", help="only the K-th of N equal parts of the operators"
@@ -146,8 +149,9 @@ def _parser() -> argparse.ArgumentParser:
     mutants = command("mutants", "make rules wrong on purpose, and print which law notices each")
     mutants.add_argument(
         "--only",
-        choices=("strangers", "rules"),
-        help="only the operators of an invented library, or the built-in rules",
+        choices=("strangers", "rules", "extents"),
+        help="only the operators of an invented library, or the built-in rules; or, in their place, what becomes of "
+        "extents",
     )
     mutants.add_argument("--way", action="append", help="only this way of being wrong (may be repeated)")
     mutants.add_argument("--workers", type=int, help="number of processes; 0 runs in this one")
@@ -206,6 +210,8 @@ def _check(options: argparse.Namespace) -> int:
         options.by_family.write_text(reporting.summary(reports) + "\n" + reporting.by_family(reports) + "\n")
     if options.table is not None:
         options.table.write_text(reporting.table(reports) + "\n")
+    if options.table_of_padding is not None:
+        options.table_of_padding.write_text(padded_rules.page(reports) + "\n")
     if options.table_of_storages is not None:
         options.table_of_storages.write_text(stored_coverage.written(reporting.storage_shares(reports)) + "\n")
     return 1 if broken else 0
@@ -224,6 +230,10 @@ def _check_on_device(options: argparse.Namespace) -> int:
 
 
 def _mutants(options: argparse.Namespace) -> int:
+    if options.only == "extents":
+        text, every = mutant_extents.table()
+        print(text)
+        return 0 if every else 1
     found = mutant_table.results(options.only != "rules", options.only != "strangers", options.way, options.workers)
     print(as_json.of_mutants(found) if options.json else found)
     return 1 if found.alarms else 0

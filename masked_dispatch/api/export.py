@@ -19,6 +19,7 @@ from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_flatten, tree_map, tree_unflatten
 from op_registry import MaskedSemanticsError
+from op_registry.extents.exported import stated
 from op_registry.windows import windows_mean_now
 
 
@@ -34,12 +35,14 @@ def export(
 
     Where the module takes a masked tensor, the program takes the pair ``(data, mask)``; where it returns one, it
     returns the pair ``(data, mask)``, in which the data is 0 where invalid. Masks are bool, of the shape of the data,
-    True where valid. A masked parameter or buffer ``w`` is a plain ``w_data`` and a buffer ``w_mask`` in the program's
-    state. The program is decomposed: its operators are torch's own, so files, compiled packages and models made from it
-    (``torch.export.save``, ``aoti_compile_and_package``, ``torch.onnx.export``) run without this library.
+    True where valid. A batch whose extent is not its mask, because a position of it is missing, is the triple
+    ``(data, mask, extent)``; the program asserts that batches are padded as its example is. A masked parameter or
+    buffer ``w`` is a plain ``w_data`` and a buffer ``w_mask`` in the program's state. The program is decomposed: its
+    operators are torch's own, so files, compiled packages and models made from it (``torch.export.save``,
+    ``aoti_compile_and_package``, ``torch.onnx.export``) run without this library.
 
     args, kwargs    example arguments, masked or plain, as for torch.export.export
-    dynamic_shapes  as for torch.export.export, with one entry for a masked tensor, which applies to data and mask
+    dynamic_shapes  as for torch.export.export, with one entry for a masked tensor, which applies to all of its parts
     strict          whether Dynamo traces the module
 
     Masked tensors are exported in dense storage, however they are stored. The scopes in force during the export
@@ -80,9 +83,9 @@ class _Argument:
 
     def __init__(self, example: object) -> None:
         leaves, self._spec = tree_flatten(example)
-        self._masked = [isinstance(leaf, MaskedTensor) for leaf in leaves]
-        pairs = [_pair(leaf) if masked else leaf for leaf, masked in zip(leaves, self._masked, strict=True)]
-        self.plain = tree_unflatten(pairs, self._spec)
+        # How many tensors stand for a masked leaf, and what is known of its extent.
+        self._masked = [_kind(leaf) if isinstance(leaf, MaskedTensor) else None for leaf in leaves]
+        self.plain = tree_unflatten([_apart(leaf) for leaf in leaves], self._spec)
 
     def masked_again(self, plain: object) -> Any:
         """The argument as the module takes it."""
@@ -90,19 +93,41 @@ class _Argument:
         leaves: list[Any] = []
         for masked in self._masked:
             leaf = flat.pop(0)
-            leaves.append(_masked(leaf, flat.pop(0)) if masked else leaf)
+            if masked is not None:
+                number, known = masked
+                leaf = _masked(leaf, flat.pop(0))
+                extent = flat.pop(0) if number == 3 else None
+                leaf = leaf if known is None else _padded(leaf, extent, known)
+            leaves.append(leaf)
         return tree_unflatten(leaves, self._spec)
 
 
-def _pair(value: object) -> object:
-    """(data, mask) of a masked tensor; anything else as it is."""
-    return (filled(value), mask_of(value)) if isinstance(value, MaskedTensor) else value
+def _kind(value: MaskedTensor) -> tuple[int, str | None]:
+    """How many tensors stand for a masked tensor, and what is known of its extent."""
+    extent = value._extent
+    if extent is None or not extent.factors:
+        return 2, None
+    return (2 if extent.is_mask else 3), stated(extent)
+
+
+def _apart(value: object) -> object:
+    """(data, mask) of a masked tensor, and its extent if that is not its mask; anything else as it is."""
+    if not isinstance(value, MaskedTensor):
+        return value
+    return filled(value), mask_of(value), *torch.ops.masked_dispatch.own_extent(value)
 
 
 def _masked(data: Tensor, mask: Tensor) -> Tensor:
     check_dtype_in_graph(mask, torch.bool)  # torch's own guards of a program are about shapes alone
     masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
     return masked
+
+
+def _padded(masked: Tensor, extent: Tensor | None, known: str) -> Tensor:
+    if extent is not None:
+        check_dtype_in_graph(extent, torch.bool)
+    padded: Tensor = torch.ops.masked_dispatch.padded_as(masked, extent, known)
+    return padded
 
 
 def _adapt(module: nn.Module, positional: list[_Argument], by_name: dict[str, _Argument]) -> nn.Module:
@@ -122,7 +147,7 @@ def _adapt(module: nn.Module, positional: list[_Argument], by_name: dict[str, _A
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         masked_args = [argument.masked_again(value) for argument, value in zip(positional, args, strict=True)]
         masked_kwargs = {name: argument.masked_again(kwargs[name]) for name, argument in by_name.items()}
-        return tree_map(_pair, run(self, *masked_args, **masked_kwargs))
+        return tree_map(_apart, run(self, *masked_args, **masked_kwargs))
 
     forward.__signature__ = inspect.signature(run)  # type: ignore[attr-defined]
     copied.__class__ = type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
@@ -145,7 +170,7 @@ def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _shapes_of_pairs(shapes: object, examples: Mapping[str, Any]) -> Any:
-    """`dynamic_shapes` in which a masked tensor's is there twice, for the data and for the mask."""
+    """`dynamic_shapes` in which a masked tensor's is there for its data, its mask, and its extent if it takes one."""
     if isinstance(shapes, Mapping):
         return {name: _doubled(examples[name], shape) if name in examples else shape for name, shape in shapes.items()}
     if isinstance(shapes, (tuple, list)):
@@ -160,7 +185,7 @@ def _shapes_of_pairs(shapes: object, examples: Mapping[str, Any]) -> Any:
 
 def _doubled(example: object, shape: object) -> Any:
     if isinstance(example, MaskedTensor):
-        return (shape, shape)
+        return (shape,) * _kind(example)[0]
     if isinstance(example, Mapping) and isinstance(shape, Mapping):
         return {name: _doubled(value, shape[name]) for name, value in example.items()}
     if isinstance(example, (tuple, list)) and isinstance(shape, (tuple, list)):

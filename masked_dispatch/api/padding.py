@@ -126,7 +126,7 @@ def _check_extent(x: Tensor, extent: Tensor) -> None:
     ):
         raise ValueError(f"extent of shape {tuple(extent.shape)} does not broadcast to {tuple(x.shape)}")
     if isinstance(x, MaskedTensor) and not values_unknown(extent):
-        beyond = int((x.get_mask() & ~extent).sum())
+        beyond = int(torch.ops.masked_dispatch.mask_with(x.detach(), ~extent).count())
         if beyond:
             raise ValueError(
                 f"{beyond} elements of the tensor of shape {tuple(x.shape)} are valid where the extent says that "

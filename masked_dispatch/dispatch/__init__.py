@@ -10,7 +10,7 @@ selections.py     remembers which mask selected a tensor, for errors about sizes
 fast_paths.py     kernels for the most common calls without derivatives
 views.py          views: torch's own view node, and the same view of data and mask
 writes.py         in-place and out= forms
-extents.py        which positions of a target are there after a write
+extents.py        which positions are there after a write
 overlap.py        writes whose operands overlap with the target
 foreach.py        _foreach_ forms
 steps.py          operators that call several others, while Dynamo runs them

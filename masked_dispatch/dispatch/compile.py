@@ -33,6 +33,7 @@ from masked_dispatch.compiler_internals import (
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel
 from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.plain_state import split_masked_state
+from masked_dispatch.dispatch.views import known_from_graph, view_from_graph
 from masked_dispatch.interop.gradients_of_others import in_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import passed_to_export
@@ -57,7 +58,7 @@ def prepare() -> None:
     accept_unused_outputs({MaskedTensor: lambda zeros: wrap(zeros, None), SparseMaskedTensor: refuse_tangent})
     serve_higher_order_operators()
     before_export_unwraps(_split_exported_state)
-    place_views_of(MaskedTensor)
+    place_views_of(MaskedTensor, view_from_graph, known_from_graph)
     if dynamo_is_loaded():
         record_new_tensor_of(MaskedTensor)
         record_writes_of(SparseMaskedTensor, SparseMaskedTensor._written.__name__)

@@ -2,12 +2,14 @@
 
 We rebuild masked tensors from these for branches and steps, and split their masked results again. We copy the results,
 because these operators refuse results that are operands or parts of operands. The mask of floating-point data travels
-in the same tensor as the data: autograd needs a derivative of every result.
+in the same tensor as the data: autograd needs a derivative of every result. So the booleans of an extent are numbers of
+the data's dtype, in tensors of their own; what is known of them has to be the same in all branches and steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,40 +18,78 @@ from torch import Tensor
 from masked_dispatch.autograd.dense import unwrap, wrap_record
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
+from op_registry.extents.factors import Extent, Factor, extent_of, factors_of
 from op_registry.records.dense import Dense
 from op_registry.records.fill import fill_where_invalid
+from op_registry.records.validity import as_int8
 
 PLAIN, ONE, TWO = 0, 1, 2
 
 
 class Parts:
-    """How we pass several values: plain values unchanged, masked ones as one or two plain tensors."""
+    """How we pass several values: plain values unchanged, masked ones as one or two plain tensors and their extents."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.kinds = [_kind(value) for value in values]
+        self.extents = [value._extent if isinstance(value, MaskedTensor) else None for value in values]
 
     def apart(self, values: Sequence[Any]) -> list[Any]:
         """The plain values that stand for `values`."""
         plain: list[Any] = []
-        for value, kind in zip(values, self.kinds, strict=True):
+        for number, (value, kind, extent) in enumerate(zip(values, self.kinds, self.extents, strict=True)):
             plain += [value] if kind == PLAIN else _apart(value, kind)
+            plain += _booleans(value, extent, number)
         return plain
 
     def together(self, plain: Sequence[Any]) -> list[Any]:
         """The opposite of `apart`."""
         rest, values = list(plain), []
-        for kind in self.kinds:
-            value = rest.pop(0)
+        for kind, extent in zip(self.kinds, self.extents, strict=True):
+            value, validity = rest.pop(0), None
             if kind == ONE:
-                value = wrap_record(Dense(value.select(-1, 0), value.select(-1, 1) != 0))
+                value, validity = value.select(-1, 0), value.select(-1, 1) != 0
             elif kind == TWO:
-                value = wrap_record(Dense(value, rest.pop(0)))
-            values.append(value)
+                validity = rest.pop(0)
+            if extent is not None:
+                factors = [Factor(along, as_int8(rest.pop(0) != 0)) for along in extent.known]
+                extent = extent_of(factors, extent.is_mask)
+            values.append(value if kind == PLAIN else wrap_record(Dense(value, validity, extent)))
         return values
 
     def count(self) -> int:
         """The number of plain values."""
-        return sum(max(kind, 1) for kind in self.kinds)
+        factors = sum(len(extent.factors) for extent in self.extents if extent is not None)
+        return sum(max(kind, 1) for kind in self.kinds) + factors
+
+    def with_start(self, values: Sequence[Any]) -> Parts:
+        """The same parts for values with which a loop starts: a mask that may be none there is no extent's."""
+        for number, (extent, value) in enumerate(zip(self.extents, values, strict=True)):
+            started = value._extent if isinstance(value, MaskedTensor) else None
+            if extent is not None and not (started is not None and started.is_mask):
+                self.extents[number] = replace(extent, is_mask=False)
+        return self
+
+
+def _booleans(value: Any, extent: Extent | None, number: int) -> list[Tensor]:
+    """The booleans of a value of which this is known, as numbers; everywhere true for one without an extent."""
+    found = value._extent if isinstance(value, MaskedTensor) else None
+    if found is None:
+        known = () if extent is None else extent.known
+        return [
+            torch.ones([1 if a is None else s for a, s in zip(along, value.shape, strict=True)], dtype=_number(value))
+            for along in known
+        ]
+    if extent is None or found.known != extent.known:
+        raise MaskedSemanticsError(
+            f"value {number} of shape {tuple(value.shape)} knows of other padding in one branch, or one step, than in "
+            "another. Give it the same in all, masked_dispatch.padded(y, dim=…) or masked_dispatch.align; or treat "
+            "padding as missing values, y.without_extent()"
+        )
+    return [f.there.to(_number(value), copy=True) for f in factors_of(unwrap(value)) if f.there is not None]
+
+
+def _number(value: Tensor) -> torch.dtype:
+    return value.dtype if value.is_floating_point() else torch.int8
 
 
 def _kind(value: object) -> int:
@@ -73,8 +113,8 @@ def _apart(value: Tensor, kind: int) -> list[Tensor]:
 class Results:
     """Splits the results of branches or steps in the same way each time."""
 
-    def __init__(self) -> None:
-        self._parts: Parts | None = None
+    def __init__(self, parts: Parts | None = None) -> None:
+        self._parts = parts
 
     def apart(self, values: object) -> tuple[Any, ...]:
         """Plain values, in the order of the results."""
@@ -83,6 +123,9 @@ class Results:
         if self._parts is None:
             self._parts = found
         for number, (wanted, kind) in enumerate(zip(self._parts.kinds, found.kinds, strict=True)):
+            extent, known = found.extents[number], self._parts.extents[number]
+            if known is not None and not (extent is not None and extent.is_mask):
+                self._parts.extents[number] = replace(known, is_mask=False)
             if kind != PLAIN and wanted == PLAIN:
                 raise MaskedSemanticsError(
                     f"result {number} is masked in one branch, or one step, and plain in another: make it masked in "
@@ -126,6 +169,9 @@ def run_scan(
     additional: Sequence[Any],
 ) -> list[Any]:
     """scan with masked operands; a carry is masked from the start if it is masked after a step."""
+    for value in (*init, *xs, *additional):
+        if isinstance(value, MaskedTensor):
+            value._check_no_extent("torch's scan")
     first = list(combine_fn(*init, *(x.select(0, 0) for x in xs), *additional))[: len(init)]
     carried, sliced, constant = Parts(first), Parts(xs), Parts(additional)
     results = Results()
@@ -151,7 +197,8 @@ def run_while_loop(
     more: Sequence[Any],
 ) -> Any:
     """while_loop with masked operands; a carried value is masked from the start if it is masked after a step."""
-    carried_parts, constant, results = Parts(body_fn(*carried, *more)), Parts(more), Results()
+    constant, carried_parts = Parts(more), Parts(body_fn(*carried, *more)).with_start(carried)
+    results = Results(carried_parts)
 
     def arguments(plain: Sequence[Any]) -> list[Any]:
         number = carried_parts.count()

@@ -1,27 +1,85 @@
-"""Writes and extents: which positions of a target are there."""
+"""Which positions of a tensor are there, when it is written to or gets other dimensions in place."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
+from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.messages import written_through_view
-from op_registry import MaskedSemanticsError
+from masked_dispatch.tensor.messages import extent_not_carried, written_through_view
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.update_policy import TO_PADDED, dropped
+from op_registry import MaskedSemanticsError, resolve
+from op_registry.extents.factors import Extent, conjunction, factors_of
+from op_registry.extents.regions import explicit
+from op_registry.extents.run import run_with_extents
+from op_registry.records.dense import Dense
+from op_registry.records.tracing import being_traced
+from op_registry.records.validity import as_bool
 
 
 def receive_extent(target: MaskedTensor, source: Tensor) -> None:
-    """Before a write: the extent of what is written is the target's from now on, if nobody shares its memory.
+    """Before a write: the extent of what is written is the target's from now on, and that of all that share its memory.
 
-    The functional form that computed `source` intersected it with the target's own.
+    The functional form that computed `source` intersected it with the target's own; without one, that stays.
     """
-    if not isinstance(source, MaskedTensor) or source._extent is None or source._extent is target._extent:
+    received, own = source._extent if isinstance(source, MaskedTensor) else None, target._extent
+    if received is own or not (received or own).factors:  # type: ignore[union-attr]
         return
-    received = source._extent
-    own = target._extent
-    if own is not None and own.known == received.known and target._family is not None:
-        if not torch.equal(target.extent, source.extent):  # type: ignore[arg-type]
-            raise MaskedSemanticsError(written_through_view(target))
-    elif target._family is not None and target._base is not None:
+    if isinstance(target, SparseMaskedTensor):
+        target._extent = own if received is None else received
+        return
+    if target._family is not None and being_traced(target._data):
+        _same_in_graph(target, source)
+        return
+    before = Dense(target._data, target._validity, own)
+    if received is None:
+        received = Extent(explicit(factors_of(before)), is_mask=False)
+    if target._family is None:
+        target._extent = received
+        return
+    assert isinstance(source, MaskedTensor)
+    target._family.receive_extent(target, before, Dense(source._data, shared_validity(source), received))
+
+
+def _same_in_graph(target: MaskedTensor, source: Tensor) -> None:
+    """Assert that a write to memory that others share changes no extent: a graph cannot change what they know."""
+    own, received = target._extent, source._extent if isinstance(source, MaskedTensor) else None
+    if own is None or received is None or own.known != received.known or (own.is_mask and not received.is_mask):
         raise MaskedSemanticsError(written_through_view(target))
-    target._extent = received
+    mine, other = torch.ops.masked_dispatch.extent(target), torch.ops.masked_dispatch.extent(source)
+    torch._assert_async((mine == other).all(), written_through_view(target))
+
+
+def extent_after(op: OpOverload, tensor: MaskedTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extent | None:
+    """The extent of a tensor whose shape or strides `op` changes in place, with these further arguments."""
+    if tensor._extent is None:
+        return None
+    meaning, record = resolve(op), Dense(tensor._data, tensor._validity, tensor._extent)
+    if meaning.rule is None or meaning.base is None:
+        raise MaskedSemanticsError(extent_not_carried(tensor, f"{op}, which changes shape or strides in place,"))
+    run = meaning.rule.bind(meaning.base)
+    changed: Dense = run_with_extents(run, meaning.rule, meaning.base, record, *args, **kwargs)
+    return changed.extent
+
+
+def say_what_is_not_there(op: OpOverload, target: MaskedTensor, source: Tensor) -> None:
+    """Warn or raise, as `updates` says, of valid elements of a masked source at positions that the target lacks.
+
+    A source that is valid everywhere is a value for all positions, and is silently left out where none is.
+    """
+    extent = target._extent
+    if extent is None or not isinstance(source, MaskedTensor) or source._extent is extent or source._validity is None:
+        return
+    there = conjunction(factors_of(Dense(target._data, target._validity, extent)))
+    if there is None:
+        return
+    lost = int((as_bool(source._validity) & as_bool(there).logical_not()).expand(target.shape).sum())
+    if lost:
+        shapes = f"a masked tensor of shape {tuple(source.shape)} to one of shape {tuple(target.shape)}"
+        dropped(str(op), f"{shapes} would skip {lost} valid elements where it has no positions", TO_PADDED, lost)

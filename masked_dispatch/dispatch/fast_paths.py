@@ -151,7 +151,7 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 # An operator that takes the rows, (n, D), need not take what they are the rows of, (B, T, D): so mm.
                 if 0 < row < data.ndim and dims_of_row(x, *rest):
                     extent, values = x._extent, call(data, *rest)
-                    if extent is None or (values.ndim == data.ndim and not extent.depends_on_last(row)):
+                    if extent is None or (values.ndim == data.ndim and row <= extent.last_dims):
                         return wrap_sparse(Sparse(Dense(values), pattern, extent))
         return general(keyset, x, *rest, **kwargs)
 

@@ -30,6 +30,7 @@ from masked_dispatch.tensor.other_devices import transformed_elsewhere, wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
+from op_registry.extents.exported import as_stated
 from op_registry.extents.factors import is_prefix, there, with_extent
 from op_registry.extents.found import padded, stores_whole_rows
 from op_registry.extents.layouts import in_layout
@@ -169,21 +170,32 @@ def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None) -> Ma
     return wrap_any(in_layout(found, found.pattern.layout, None, None) if isinstance(found, Sparse) else found)
 
 
+def _moved_within(operation: str, tensor: Tensor) -> Dense:
+    """The record for an operation that moves each sample's positions; the policy decides if it is sparse."""
+    if isinstance(tensor, SparseMaskedTensor):
+        check_allowed(operation, [tensor], "it moves each sample's own positions")
+    return _record(tensor)
+
+
 def _ends(tensor: Tensor, dim: int, k: int, last: bool) -> MaskedTensor:
-    record = _record(tensor)
+    record = _moved_within("last" if last else "first", tensor)
     return wrap_record(ends(record, dim, min(k, record.shape[dim]), last))
 
 
 def _align(tensor: Tensor, dim: int) -> Tensor:
-    record = _record(tensor)
-    assert record.extent is not None
-    if all(f.along[dim] is None or is_prefix(f.along[dim]) for f in record.extent.factors):
+    extent = unwrap_any(tensor).extent
+    assert extent is not None
+    if all(f.along[dim] is None or is_prefix(f.along[dim]) for f in extent.factors):
         return tensor
-    return wrap_record(compacted(record, dim))
+    return wrap_record(compacted(_moved_within("align", tensor), dim))
 
 
 def _positions(tensor: Tensor, dim: int) -> MaskedTensor:
-    return wrap_record(positions(_record(tensor), dim))
+    return wrap_record(positions(unwrap_any(tensor), dim))
+
+
+def _padded_as(tensor: Tensor, extent: Tensor | None, known: str) -> MaskedTensor:
+    return wrap_record(as_stated(_record(tensor), extent, known))
 
 
 def _without_extent(tensor: Tensor) -> MaskedTensor:
@@ -193,6 +205,13 @@ def _without_extent(tensor: Tensor) -> MaskedTensor:
 def _extent(tensor: Tensor) -> Tensor:
     _check_every_element("extent", tensor)
     return there(unwrap_any(tensor)).clone()
+
+
+def _own_extent(tensor: Tensor) -> list[Tensor]:
+    """The extent as a list, which is empty for a tensor without one, or whose extent is its mask."""
+    record = _record(tensor)
+    extent = record.extent
+    return [] if extent is None or extent.is_mask or not extent.factors else [there(record).clone()]
 
 
 def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
@@ -254,11 +273,6 @@ def _data_of(tensor: Tensor) -> Tensor:
     if type(data) in wrappers:
         raise MaskedSemanticsError(transformed_elsewhere(tensor))
     return data
-
-
-def _check_no_extent(tensor: Tensor, how: str) -> None:
-    if isinstance(tensor, MaskedTensor):
-        tensor._check_no_extent(how)
 
 
 def _validity_of(tensor: Tensor) -> Tensor:
@@ -399,7 +413,6 @@ def install() -> None:
     _library.impl("bytes_of", _bytes_of_meta, "Meta")
     # The transforms of masked_dispatch.functional use these to take masked tensors apart and rebuild them.
     _define("data_of(Tensor x) -> Tensor", _data_of)
-    _define("check_no_extent(Tensor x, str how) -> ()", _check_no_extent)
     _define("validity_of(Tensor x) -> Tensor", _validity_of)
     _define("from_parts(Tensor data, Tensor? validity) -> Tensor", _from_parts)
     _define("stored_of(Tensor x) -> Tensor[]", _stored_of)
@@ -426,8 +439,10 @@ def install() -> None:
     _define("ends(Tensor x, int dim, SymInt k, bool last) -> Tensor", _ends)
     _define("align(Tensor x, int dim) -> Tensor", _align)
     _define("positions(Tensor x, int dim) -> Tensor", _positions)
+    _define("padded_as(Tensor x, Tensor? extent, str known) -> Tensor", _padded_as)
     _define("without_extent(Tensor x) -> Tensor", _without_extent)
     _define("extent(Tensor x) -> Tensor", _extent)
+    _define("own_extent(Tensor x) -> Tensor[]", _own_extent)
     _define("mask_with(Tensor x, Tensor mask) -> Tensor", _mask_with)
     _define("mask_like(Tensor x, Tensor other) -> Tensor", _mask_like)
     _define("accumulate(Tensor[] tensors) -> Tensor", _accumulate)

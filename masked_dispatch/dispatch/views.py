@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +17,11 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse import lowered
 from masked_dispatch.engine_internals import called_by_functorch
+from masked_dispatch.tensor.extent_sharing import know_extent
 from masked_dispatch.tensor.in_transform import InTransform, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import copy_validity_before_views, make_view_family, shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, with_extent, wrap
-from masked_dispatch.tensor.messages import returned_to_torch_func
+from masked_dispatch.tensor.messages import extent_not_carried, returned_to_torch_func
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
@@ -29,6 +31,7 @@ from masked_dispatch.torch_internals import (
     under_transform,
 )
 from op_registry import MaskedSemanticsError
+from op_registry.extents.regions import region_of, shown
 from op_registry.extents.remembered import PartOfEach
 from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
@@ -112,10 +115,40 @@ class PlainGradients:
         return tuple(None if g is None else masked_gradient(g, validity) for g in gradients)
 
 
+class _ThreadState(threading.local):
+    """Whether this thread makes the view that a graph returned."""
+
+    from_graph = False
+
+
+_this_thread = _ThreadState()
+
+
+def view_from_graph(base: MaskedTensor, returned: MaskedTensor) -> MaskedTensor:
+    """The view of a graph's argument in place of what the graph returned."""
+    _this_thread.from_graph = True
+    try:
+        return base.as_strided(returned.size(), returned.stride(), returned.storage_offset())  # type: ignore[return-value]
+    finally:
+        _this_thread.from_graph = False
+
+
+def known_from_graph(view: MaskedTensor, returned: MaskedTensor) -> MaskedTensor:
+    """The same view with the extent of what the graph returned, and its mask if that is no part of its base's."""
+    if returned._mask_is_a_copy:
+        view._family, view._stored_validity, view._mask_is_a_copy = None, returned._validity, True
+    return with_extent(view, returned._extent)
+
+
 def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedTensor:
     """as_strided addresses memory, so the family's validity must have memory with the data's strides."""
     with inference_mode_of(base), tracking_views_and_versions():
         view = wrap(base._data.as_strided(*args, **kwargs), None)
+        if base._extent is not None and not _this_thread.from_graph:
+            region = region_of(base._data, view._data)
+            if region is None:
+                raise MaskedSemanticsError(extent_not_carried(base, "as_strided with other dimensions than its own"))
+            view._extent = shown(base._extent, region)
         share_storage(view, base)
         make_view_family(base, view, addressed=base._validity is not None)
     return view
@@ -151,6 +184,7 @@ def _wrap_views(
     is_copy = result.data.dtype is not base.dtype or isinstance(result, PartOfEach)
     if not is_copy:
         make_view_family(base, view)
+        know_extent(view, result.extent)
     view._stands_for_a_view = base._stands_for_a_view
     view._mask_is_a_copy = base._mask_is_a_copy or is_copy
     return view

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.engine import accumulate_into
-from masked_dispatch.dispatch.extents import receive_extent
+from masked_dispatch.dispatch.extents import extent_after, receive_extent, say_what_is_not_there
 from masked_dispatch.dispatch.overlap import OverlapCheck, refuse_overlapping_outputs
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
@@ -94,6 +94,8 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
                 if drops and not argument(op, "accumulate", args, kwargs):
                     say_what_is_dropped(op, [(target, result)])
                 return update(target, result)
+            if assigns:
+                say_what_is_dropped(op, [(target, args[1])])
             if under_transform():
                 assign_below(target, result)
                 return target
@@ -339,14 +341,17 @@ def _pairs(targets: list[Any], results: Tensor | Sequence[Tensor]) -> list[tuple
 
 def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Before we assign results to targets: warn or raise, as `updates` says, about the first partly invalid result
-    whose target is plain.
+    whose target is plain, and about valid elements where a target has no position.
 
     This counts elements on the CPU; on other devices it would have to wait.
     """
     if current() == "silent":
         return
     for target, result in pairs:
-        if not isinstance(result, MaskedTensor) or isinstance(target, MaskedTensor) or not stores_a_mask(result):
+        if not isinstance(result, MaskedTensor) or not stores_a_mask(result):
+            continue
+        if isinstance(target, MaskedTensor):
+            say_what_is_not_there(op, target, result)
             continue
         shapes = f"a masked tensor of shape {tuple(result.shape)} to a plain tensor of shape {tuple(target.shape)}"
         if result.device.type != "cpu" or being_traced(data_of(result)) or under_transform():
@@ -354,7 +359,7 @@ def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) 
             return
         invalid = result.numel() - int(result.count())
         if invalid:
-            dropped(str(op), f"{shapes} would skip its invalid elements, {invalid} of {result.numel()}", invalid)
+            dropped(str(op), f"{shapes} would skip its invalid elements, {invalid} of {result.numel()}", count=invalid)
             return
 
 
@@ -475,11 +480,12 @@ def change_metadata_below(op: OpOverload, args: Sequence[Any], kwargs: dict[str,
     tensor: MaskedTensor = args[0]
     view = getattr(aten, schema_of(op).name.removeprefix("aten::").removesuffix("_"))
     validity = Dense(tensor._data, tensor._validity).full_validity
-    tensor._check_no_extent(f"{op}, which changes the shape or strides in place,")
+    extent = extent_after(op, tensor, args[1:], kwargs)
     with tracking_views_and_versions():
         tensor._data = view(tensor._data, *args[1:], **kwargs)
         tensor._stored_validity = None if validity is None else view(validity, *args[1:], **kwargs)
-    tensor._part_of_memory = None
+    tensor._part_of_memory = tensor._part_of_extent = None
+    tensor._extent = extent
     with without_torch_dispatch():  # the wrapper itself
         op(*args, **kwargs)
     return tensor

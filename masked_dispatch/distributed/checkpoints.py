@@ -13,6 +13,7 @@ metadata of a checkpoint.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
+    ReadItem,
     SavePlan,
     TensorWriteData,
     WriteItem,
@@ -112,7 +114,7 @@ def part_on_this_rank(tensor: MaskedTensor, index: MetadataIndex) -> MaskedTenso
     """Return the tensor that a save reads and a load writes: `MaskedTensor.__get_tensor_shard__`."""
     if not is_distributed(tensor):
         return tensor
-    tensor._check_no_extent("a distributed checkpoint")
+    tensor._check_no_extent("a checkpoint of distributed tensors")
     data, validity = local(tensor._data), placed_validity(tensor)
     part = wrap(data, None)
     if validity is not None:
@@ -277,6 +279,29 @@ def plan_load(create_local_plan: Callable[..., LoadPlan], planner: DefaultLoadPl
     return MaskedLoadPlan(plan.items, plan.storage_data, plan.planner_data) if masked else plan
 
 
+def loads_into_masked(planner: DefaultLoadPlanner, read_item: ReadItem, *rest: Any) -> bool:
+    """Return whether the planner loads an entry into a masked tensor."""
+    return isinstance(planner.state_dict.get(read_item.dest_index.fqn), MaskedTensor)
+
+
+def resolve(resolve_tensor: Callable[..., Tensor], planner: DefaultLoadPlanner, read_item: ReadItem) -> Tensor:
+    """Return the tensor to load into, without what it knows of padding: what is loaded replaces that."""
+    found = resolve_tensor(planner, read_item)
+    if isinstance(found, MaskedTensor) and found._extent is not None:
+        found = copy.copy(found)
+        found._extent = None
+    return found
+
+
+def commit(commit_tensor: Callable[..., None], planner: DefaultLoadPlanner, read_item: ReadItem, loaded: Any) -> None:
+    """Let the tensor know what was loaded into the memory that it shares."""
+    target = planner.state_dict[read_item.dest_index.fqn]
+    if is_distributed(target):
+        loaded._check_no_extent("a checkpoint of distributed tensors")
+    target._extent = loaded._extent
+    commit_tensor(planner, read_item, loaded)
+
+
 def saves_masked(planner: DefaultSavePlanner, plans: list[SavePlan]) -> bool:
     """Return whether some rank saves a masked tensor."""
     written = (item.tensor_data for plan in plans for item in plan.items)
@@ -307,6 +332,8 @@ def install() -> None:
     setattr(masked, "__create_chunk_list__", chunks_to_read)  # noqa: B010
     setattr(masked, "__get_tensor_shard__", part_on_this_rank)  # noqa: B010
     replace(DefaultLoadPlanner, "create_local_plan", plan_load, loads_masked)
+    replace(DefaultLoadPlanner, "resolve_tensor", resolve, loads_into_masked)
+    replace(DefaultLoadPlanner, "commit_tensor", commit, loads_into_masked)
     replace(DefaultSavePlanner, "create_global_plan", plan_save, saves_masked)
     replace(FileSystemReader, "prepare_local_plan", plan_reading, reads_masked)
     install_stagers()

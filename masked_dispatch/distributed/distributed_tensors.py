@@ -14,10 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.autograd.dense import unwrap
+from masked_dispatch.distributed.agreement import Description, agree, described
+from masked_dispatch.distributed.extents import told_of, told_of_several
 from masked_dispatch.distributed_internals import waited_for
-from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
+from op_registry.extents.factors import Extent, Factor, factors_of
 from op_registry.records.divided import is_divided
 
 if TYPE_CHECKING:
@@ -36,7 +39,11 @@ def distribute(
     check("distribute", tensor)
     check_placements("distribute", tensor, placements)
     detached: Any = tensor.detach()
-    placed: Any = alike(lambda part: distribute_tensor(part, device_mesh, placements), detached)
+
+    def place(part: Tensor, parts: Sequence[Placement] | None) -> Tensor:
+        return distribute_tensor(part, device_mesh, parts)
+
+    placed: Any = agreed("distribute", place, detached, placements)
     placed.requires_grad_(tensor.requires_grad)
     return placed  # type: ignore[no-any-return]
 
@@ -49,13 +56,19 @@ def from_local(
 
     check("from_local", tensor)
     check_placements("from_local", tensor, placements)
-    return alike(lambda part: DTensor.from_local(part, device_mesh, placements), tensor)
+    check_parts("from_local", tensor, placements)
+
+    def place(part: Tensor, parts: Sequence[Placement] | None) -> Tensor:
+        return DTensor.from_local(part, device_mesh, parts)
+
+    return agreed("from_local", place, tensor, placements)
 
 
 def to_local(tensor: MaskedTensor) -> MaskedTensor:
     """Return this rank's part of a masked tensor of distributed tensors, like `DTensor.to_local`; differentiable."""
     check_distributed("to_local", tensor)
-    return alike(lambda part: part.to_local(), tensor)
+    check_parts("to_local", tensor, unwrap(tensor).data.placements)  # type: ignore[attr-defined]
+    return alike(lambda part, _: part.to_local(), tensor)
 
 
 def redistribute(
@@ -64,18 +77,89 @@ def redistribute(
     """Change the placements of a masked tensor of distributed tensors, like `DTensor.redistribute`; differentiable."""
     check_distributed("redistribute", tensor)
     check_placements("redistribute", tensor, placements)
-    return alike(lambda part: part.redistribute(device_mesh, placements), tensor)
+    return alike(lambda part, parts: part.redistribute(device_mesh, parts), tensor, placements)
 
 
 def full_tensor(tensor: MaskedTensor) -> MaskedTensor:
     """Gather a masked tensor of distributed tensors on every rank, like `DTensor.full_tensor`; differentiable."""
     check_distributed("full_tensor", tensor)
-    return alike(lambda part: part.full_tensor(), tensor)
+    return alike(lambda part, _: part.full_tensor(), tensor)
 
 
-def alike(function: Callable[[Any], Tensor], tensor: MaskedTensor) -> MaskedTensor:
-    """Apply a function that places or moves a tensor to both data and mask."""
-    return together(function(data_of(tensor)), function(mask_of(tensor)))
+# Places or moves a tensor, which gets these placements.
+Place = Callable[[Any, Any], Tensor]
+
+
+def alike(
+    place: Place, tensor: MaskedTensor, placements: Sequence[Placement] | None = None, is_mask: bool | None = None
+) -> MaskedTensor:
+    """Apply a function that places or moves a tensor to data, mask and the booleans of the extent.
+
+    A boolean is whole on each rank along dimensions on which it does not depend.
+
+    is_mask  whether the mask is the extent, on all ranks that hold parts of the tensor
+    """
+    result = together(place(data_of(tensor), placements), place(mask_of(tensor), placements))
+    extent = tensor._extent
+    if extent is None:
+        return result
+    is_mask = extent.is_mask if is_mask is None else is_mask
+    factors = extent.factors if is_mask else factors_of(unwrap(tensor))
+    return with_extent(result, Extent(tuple(_placed(place, f, tensor.shape, placements) for f in factors), is_mask))
+
+
+def _placed(place: Place, factor: Factor, shape: Sequence[int], placements: Sequence[Placement] | None) -> Factor:
+    there = factor.there
+    if there is None:
+        return factor
+    sizes = [1 if along is None else size for along, size in zip(factor.along, shape, strict=True)]
+    return Factor(factor.along, waited_for(place(there.expand(sizes), placements_of(factor, placements))))
+
+
+def placements_of(factor: Factor, placements: Sequence[Placement] | None) -> Sequence[Placement] | None:
+    """Return the placements of a factor's boolean, whose dimensions have size 1 where it does not depend on them."""
+    from torch.distributed.tensor import Replicate
+
+    if placements is None:
+        return None
+    independent = [dim for dim, along in enumerate(factor.along) if along is None]
+    ndim = len(factor.along)
+    return [Replicate() if placed_dim(p, ndim) in independent else p for p in placements]
+
+
+def placed_dim(placement: Placement, ndim: int) -> int | None:
+    """Return the dimension that a placement divides, from the start; None if it divides none."""
+    dim: int | None = getattr(placement, "dim", None)
+    return None if dim is None else dim % ndim
+
+
+def agreed(call: str, place: Place, tensor: MaskedTensor, placements: Sequence[Placement] | None) -> MaskedTensor:
+    """Apply `place` after all ranks of the mesh have agreed on what is known of the extent.
+
+    Ranks that place a tensor without an extent by `from_local` send no messages, and take no part.
+    """
+    if call == "from_local" and tensor._extent is None:
+        return alike(place, tensor, placements)
+    told = told_of(unwrap(tensor))
+    data: Any = place(data_of(tensor).detach(), placements)
+    name = f"masked_dispatch.distributed.{call}"
+    for dim in range(data.device_mesh.ndim):
+        mine = Description(name, (described(tensor),), extents=(told,) if told else ())
+        everyone = agree(data.device_mesh.get_group(dim), mine, tensor.device)
+        told = told_of_several([(description.extents or (None,))[0] for description in everyone])
+    return alike(place, tensor, placements, bool(told and told[0]))
+
+
+def check_parts(call: str, tensor: MaskedTensor, placements: Sequence[Placement] | None) -> None:
+    """Refuse parts along dimensions that number positions, whose order of samples the parts do not tell."""
+    for placement in placements or ():
+        dim = placed_dim(placement, tensor.ndim)
+        if dim is not None and tensor._extent is not None and tensor._extent.numbers(dim):
+            raise MaskedSemanticsError(
+                f"masked_dispatch.distributed.{call} of a tensor of shape {tuple(tensor.shape)} with {placement!r}: "
+                f"dimension {dim} numbers the positions of its samples, which no part has whole. Divide another "
+                "dimension; or pass x.without_extent(), in which padding counts as missing."
+            )
 
 
 def together(data: Tensor, mask: Tensor) -> MaskedTensor:

@@ -52,7 +52,8 @@ def place_parameter(distribute_tensor: Callable[..., Tensor], tensor: MaskedTens
         return tensor
     detached: Any = tensor.detach()
     torchs_own = inspect.unwrap(distribute_tensor)  # the refusing replacement, installed in another module, wraps it
-    return alike(lambda part: torchs_own(part, *args, **kwargs), detached)
+    detached._check_no_extent("a parallel module")
+    return alike(lambda part, _: torchs_own(part, *args, **kwargs), detached)
 
 
 def has_masked_values(owner: Any, values: Values, *rest: Any) -> bool:
@@ -80,6 +81,9 @@ def placed(function: Callable[[Values], Values], values: Values) -> Values:
     several = list(values) if isinstance(values, (list, tuple)) else [values]
     if not has_masked(several):
         return function(values)
+    for value in several:
+        if isinstance(value, MaskedTensor):
+            value._check_no_extent("a parallel module")
     data, masks = function(_each(data_of, values)), function(_each(mask_of, values))
     if not isinstance(data, (list, tuple)):
         return together(data, masks) if isinstance(several[0], MaskedTensor) else data

@@ -18,6 +18,7 @@ from masked_dispatch.distributed.calls import Arrived, Call, Counted, Finish, si
 from masked_dispatch.distributed.entries import Entries, Form, combined, decoded, encoded, entries_of, form_of
 from masked_dispatch.distributed.entries import record_of_entries as rebuilt
 from masked_dispatch.distributed.transport import Awaited
+from masked_dispatch.tensor.messages import extent_not_carried
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from op_registry.sparse.record import Sparse
 
@@ -201,6 +202,8 @@ def problem_of_sparse(sent: Sequence[Tensor], outputs: Sequence[Tensor]) -> str 
                 "Store them alike, x.to_layout(layout) or x.to_dense()."
             )
     for tensor in (*sent, *outputs):
+        if isinstance(tensor, SparseMaskedTensor) and tensor._extent is not None:
+            return extent_not_carried(tensor, f"a collective of what is stored as {tensor.storage_layout}").rstrip(".")
         if isinstance(tensor, SparseMaskedTensor) and tensor._order is not None:
             return not_by_itself(tensor)
     for output in outputs:

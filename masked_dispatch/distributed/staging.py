@@ -10,12 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager
 
 from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.checks import contains_masked
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, rebuild_sparse, stored_parts
+from op_registry.extents.factors import Extent
 
 Stage = Callable[..., Any]
 
@@ -37,14 +39,22 @@ def together(value: Any, staged: Any) -> Any:
     """Rebuild the masked tensors of `value` from the staged pieces."""
     if isinstance(value, SparseMaskedTensor):
         *parts, order = staged
-        return rebuild_sparse(*parts, False, False, order)
+        return with_extent(rebuild_sparse(*parts, False, False, order), on(parts[0].device, value._extent))
     if isinstance(value, MaskedTensor):
-        return rebuild(*staged, False)
+        return with_extent(rebuild(*staged, False), on(staged[0].device, value._extent))
     if isinstance(value, dict):
         return {key: together(inner, staged[key]) for key, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(together(inner, copied) for inner, copied in zip(value, staged, strict=True))
     return staged
+
+
+def on(device: torch.device, extent: Extent | None) -> Extent | None:
+    """Return an extent with its booleans on a device; nobody writes to them, so they need no copies there."""
+    if extent is None:
+        return None
+    moved = tuple(factor.moved_by(lambda there: there.to(device)) for factor in extent.factors)
+    return Extent(moved, extent.is_mask)
 
 
 def stages_masked(stager: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> bool:

@@ -7,7 +7,7 @@ functional operators are differentiable and traceable, but lack `reduce`, `gathe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -16,22 +16,6 @@ from torch.distributed import ProcessGroup, ReduceOp
 from masked_dispatch.distributed_internals import Group
 
 Awaited = Callable[[], Tensor]
-
-
-class Transport(Protocol):
-    """The collectives that reductions and movements need."""
-
-    ranks: int
-
-    def all_reduce(self, data: Tensor, op: str) -> Awaited: ...
-
-    def reduce_scatter(self, data: Tensor, op: str) -> Awaited: ...
-
-    def all_gather(self, data: Tensor) -> Awaited: ...
-
-    def broadcast(self, data: Tensor, root: int) -> Awaited: ...
-
-    def all_to_all(self, data: Tensor, received: Sequence[int], sent: Sequence[int]) -> Awaited: ...
 
 
 def awaited(work: Any, result: Tensor) -> Awaited:

@@ -6,6 +6,7 @@ whole_functions.py  functions that Dynamo does not trace through, because they h
 in_transform.py   masked tensors made inside a functorch transform
 other_devices.py  tensors of libraries whose device torch's C++ does not know
 mask_sharing.py   copy-on-write of masks between a tensor, its views and results
+extent_sharing.py  one extent for a tensor and its views
 shared_places.py  elements that share a memory location
 write_locks.py    locks for in-place operations of several threads
 mask_bytes.py     converting a bool mask to int8 in a compiled graph

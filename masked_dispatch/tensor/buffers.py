@@ -135,7 +135,7 @@ _torch_data: Any = torch.Tensor.data
 def exchange(tensor: MaskedTensor, record: Dense) -> None:
     """Make `tensor` wrap the memory of `record`; it is then no longer a view or a base of other tensors."""
     _torch_data.__set__(tensor, wrap(record.data, record.validity))
-    tensor._data, tensor._stored_validity, tensor._extent = record.data, record.validity, record.extent
+    tensor._data, tensor._stored_validity, tensor._stored_extent = record.data, record.validity, record.extent
     tensor._family = tensor._part_of_memory = tensor._snapshot = tensor._validity_alias = None
 
 

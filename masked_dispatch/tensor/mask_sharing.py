@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.forks import Lock
+from masked_dispatch.tensor.extent_sharing import SharedExtent
 from masked_dispatch.tensor.shared_places import assign_validity, may_share, same_places
 from masked_dispatch.torch_internals import as_value, copied_back_by_aot, without_torch_dispatch
 from op_registry import MaskedSemanticsError
+from op_registry.extents.factors import Extent
 from op_registry.records.dense import same_sizes
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
@@ -36,6 +38,7 @@ class Masked(Protocol):
     _part_of_memory: tuple[Tensor, Tensor] | None
     _snapshot: tuple[int, Tensor] | None
     _graph_writes: GraphWrites | None
+    _stored_extent: Extent | None
 
     @property
     def shape(self) -> torch.Size: ...
@@ -50,7 +53,7 @@ class Masked(Protocol):
     def _carries_transform(self) -> bool: ...
 
 
-class ViewFamily:
+class ViewFamily(SharedExtent):
     """A tensor and its views, which share one validity.
 
     data      the plain data of the base tensor; views address parts of it
@@ -71,22 +74,12 @@ class ViewFamily:
     """
 
     __slots__ = (
-        "__weakref__",
-        "data",
-        "graph_writes",
-        "held",
-        "in_place",
-        "lock",
-        "memory",
-        "number",
-        "parts",
-        "separated",
-        "validity",
-        "writes",
-        "writing",
-    )
+        "__weakref__", "data", "graph_writes", "held", "in_place", "lock", "memory", "number", "parts", "separated",
+        "validity", "writes", "writing",
+    )  # fmt: skip
 
     def __init__(self, data: Tensor, validity: Tensor | None, in_place: bool = False) -> None:
+        super().__init__()
         self.data = data
         self.validity = validity
         self.parts: list[tuple[Tensor, Tensor | None]] = []
@@ -179,6 +172,7 @@ class ViewFamily:
         data, validity, memory = self.contents()
         copied = ViewFamily(copy.deepcopy(data, memo), _cloned(validity))
         copied.memory = _cloned(memory)
+        copied.extent, copied.extent_written = self.extent, self.extent_written
         return copied
 
     def has_memory_of(self, data: Tensor) -> bool:
@@ -207,6 +201,9 @@ class ViewFamily:
             # Assign both at once, so that no other thread sees a part of one memory together with another memory.
             member._part_of_memory = part = (memory, self.part_of(member._data, memory))
         return part[1]
+
+    def base_validity(self) -> Tensor | None:
+        return self.validity if self.memory is None else self.part_of(self.data, self.memory)
 
     def part_of(self, data: Tensor, memory: Tensor) -> Tensor:
         """The part of the family's memory that is the validity of `data`, a view of the family's data."""
@@ -313,6 +310,7 @@ def family_of(tensor: Masked, in_place: bool = False) -> ViewFamily:
             if family is None:
                 family = ViewFamily(tensor._data, tensor._stored_validity, in_place)
                 family.graph_writes = tensor._graph_writes
+                family.extent = tensor._stored_extent
                 tensor._family = family
     return family
 

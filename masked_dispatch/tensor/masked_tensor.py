@@ -39,7 +39,7 @@ from masked_dispatch.tensor.notebooks import html_of
 from masked_dispatch.tensor.other_devices import wrappers
 from masked_dispatch.tensor.printing import printed
 from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
-from masked_dispatch.tensor.saved_extents import parts_of_extent, saved_extent
+from masked_dispatch.tensor.saved_extents import parts_of_extent, problem_of_extent, saved_extent
 from masked_dispatch.tensor.storage_conversions import Conversions
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import (
@@ -62,9 +62,9 @@ from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.layout import Layout
 from op_registry.sparse.permuted import AnyRecord
 
-# Compiled graphs guard on these: how writes outside the graph change validity, the registry's version, the mode of
-# `updates`, what is known of the extent, and a handle through which a guard can give the tensor its own validity (all
-# handles compare equal).
+# Compiled graphs guard on these: how writes outside the graph change validity (never: it is no part of a base's), the
+# registry's version, the mode of `updates`, what is known of the extent, and a handle through which a guard can give
+# the tensor its own validity (all handles compare equal).
 Context = tuple[str, str, Mode, Known | None, GuardedInput | None]
 
 M = TypeVar("M", bound="MaskedTensor")
@@ -81,14 +81,16 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     _data: Tensor
     # int8, 1 where valid, broadcastable to the data; None if every element is valid. Code reads it through `_validity`.
     _stored_validity: Tensor | None
-    # Which positions of a padded batch are there; None if all are.
-    _extent: Extent | None = None
+    # Which positions of a padded batch are there; None if all are. Code reads it through `_extent`.
+    _stored_extent: Extent | None = None
     # The tensors (views and their base) that share this validity; None while there is only this one.
     _family: ViewFamily | None = None
     # Whether this is a view of another dtype: several of its elements share one mask element, so writes are refused.
     _mask_is_a_copy: bool = False
     # The family's memory, to notice its replacement, and the part of it that is this tensor's validity.
     _part_of_memory: tuple[Tensor, Tensor] | None = None
+    # The family's extent, and the part of it that is this tensor's.
+    _part_of_extent: tuple[Extent, Extent | None] | None = None
     # A copy of a validity that others may write to, with the version that it copies.
     _snapshot: tuple[int, Tensor] | None = None
     # The validity, and the alias of it that compiled graphs receive.
@@ -117,6 +119,15 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     @_validity.setter
     def _validity(self, validity: Tensor | None) -> None:
         self._stored_validity = validity
+
+    @property
+    def _extent(self) -> Extent | None:
+        family = self._family
+        return self._stored_extent if family is None or not family.extent_written else family.extent_of(self)
+
+    @_extent.setter
+    def _extent(self, extent: Extent | None) -> None:
+        self._stored_extent = extent
 
     @property
     def _graph_validity(self) -> Tensor | None:
@@ -240,6 +251,8 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
                 self._graph_writes = GraphWrites()
             names.append("_graph_validity")
             written = "in place" if self._family is not None and self._family.in_place else "copied first"
+            if self._mask_is_a_copy and self._extent is not None:
+                written = "never"
             guarded = self._graph_writes.guarded(self)
         if self._extent is not None:
             _, known, pieces = pieces_of(self)
@@ -255,10 +268,11 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
         wrapper = wrap(inner["_data"], inner.get("_graph_validity"))
         if known is not None:
             take_extent_from_graph(wrapper, known, inner)
+            wrapper._mask_is_a_copy = written == "never"
         if being_traced(wrapper._data):
             prepare_for_tracing()
             found_family_in_graph(wrapper, written == "in place", guarded)
-        else:
+        elif written != "never":
             join_family_from_graph(wrapper, guarded)
         return wrapper
 
@@ -296,7 +310,7 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
             family, data = None, data.clone()
         state = (data, self._validity, self.requires_grad, getattr(self, "_is_param", False))
         if extent is not None:
-            return saved_as("dense", *state, family, parts_of_extent(extent))
+            return saved_as("dense", *state, family, *parts_of_extent(extent))
         return saved_as("dense", *state) if family is None else saved_as("dense", *state, family)
 
     @never_compiled
@@ -324,7 +338,7 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
         with inference_mode_of(self):
             copied = wrap_leaf(self._data, self._stored_validity, self.requires_grad, getattr(self, "_is_param", False))
         share_storage(copied, self)
-        copied._family, copied._extent = family_of(self), self._extent
+        copied._extent, copied._family = self._extent, family_of(self)
         copied._mask_is_a_copy = self._mask_is_a_copy
         return copied
 
@@ -431,7 +445,8 @@ def rebuild(
         check_saved(problem_of_member(data, family))
         tensor._family = family if family.has_memory_of(data) else family.apart(data, validity)
     if extent is not None:
-        tensor._extent = saved_extent(Dense(data, tensor._validity), extent, MaskedTensor)
+        tensor._extent = saved_extent(data, extent, MaskedTensor)
+        check_saved(problem_of_extent(Dense(data, tensor._validity, tensor._extent)))
     return tensor
 
 

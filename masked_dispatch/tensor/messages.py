@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,12 +18,20 @@ CALLED_DIRECTLY = (
 )
 
 
-def written_through_view(target: Tensor) -> str:
+def written_through_view(target: Any) -> str:
     """For a write through a view that would change which positions of the base are there."""
     return (
         f"what is written to a view of shape {tuple(target.shape)} has other positions than the view, and its base "
         "cannot learn of them through it. Write into the tensor itself, x[index] = value; join steps with torch.stack; "
         "or write value.without_extent()."
+    )
+
+
+def extent_not_in_view(target: Any) -> str:
+    """For a view of a tensor of which a write has changed which positions are there."""
+    return (
+        f"a view of shape {tuple(target.shape)} has other dimensions than its base, and a write has changed which "
+        "positions of the base are there. Take the view again, after the write."
     )
 
 

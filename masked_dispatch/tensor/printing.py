@@ -236,6 +236,8 @@ def _cells_of(valid_values: Tensor, least: int | None) -> _Cells:
     if not valid_values.is_complex():
         real = NumberFormatter(valid_values)
         width = max(real.width(), least or 0)
+        if least == 0:  # torch's width of a tensor of zeros is that of 0, and it prints 0.
+            width = max((len(real.format(value)) for value in valid_values.tolist()), default=width)
         return _Cells(lambda v: (v if isinstance(v, str) else real.format(v)).rjust(width), width + 2)
     real, imaginary = NumberFormatter(torch.real(valid_values)), NumberFormatter(torch.imag(valid_values))
 

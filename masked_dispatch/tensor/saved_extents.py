@@ -18,43 +18,45 @@ from op_registry.records.dense import Dense
 from op_registry.records.kept import without_kept
 
 
-def parts_of_extent(extent: Extent) -> tuple[Any, ...]:
-    """What a file holds of an extent."""
+def parts_of_extent(extent: Extent | None) -> tuple[tuple[Any, ...], ...]:
+    """What a file holds of an extent, as the last argument of a builder; nothing for a tensor without one."""
+    if extent is None:
+        return ()
     theres = (factor.there for factor in extent.factors)
-    return extent.is_mask, known_of(extent), *(None if there is None else without_kept(there) for there in theres)
+    return ((extent.is_mask, known_of(extent), *(None if t is None else without_kept(t) for t in theres)),)
 
 
-def saved_extent(record: Dense, parts: object, masked: type[Tensor]) -> Extent:
-    """The extent of a record, from a file's parts. Raises ValueError if they do not fit the record or each other."""
+def saved_extent(tensor: Tensor, parts: object, masked: type[Tensor]) -> Extent | None:
+    """The extent of a tensor of any storage, from a file's parts. Raises ValueError if they do not fit the tensor."""
+    if parts is None:
+        return None
     is_mask, known, *theres = parts if isinstance(parts, tuple) and len(parts) > 1 else (None, None)
     if not isinstance(is_mask, bool) or not isinstance(known, tuple) or len(known) != len(theres):
         check_saved(f"its extent is its mask: {is_mask!r}, and of its {len(theres)} factors is known: {known!r}")
     factors = []
     for along, there in zip(known, theres, strict=True):
-        if not isinstance(along, tuple) or len(along) != record.ndim:
-            check_saved(f"its extent knows {along!r} of its {record.ndim} dimensions")
+        if not isinstance(along, tuple) or len(along) != tensor.ndim:
+            check_saved(f"its extent knows {along!r} of its {tensor.ndim} dimensions")
         try:
             factor = Factor(tuple(map(read, along)), there)
         except ValueError as problem:
             check_saved(str(problem))
-        check_saved(_problem_of_factor(record, factor, is_mask and len(known) == 1, masked))
+        check_saved(_problem_of_factor(tensor, factor, is_mask and len(known) == 1, masked))
         factors.append(Factor(factor.along, own(factor.there)))
-    extent = Extent(tuple(factors), is_mask)
-    check_saved(_problem_of_values(Dense(record.data, record.validity, extent)))
-    return extent
+    return Extent(tuple(factors), is_mask)
 
 
-def _problem_of_factor(record: Dense, factor: Factor, may_be_mask: bool, masked: type[Tensor]) -> str | None:
+def _problem_of_factor(tensor: Tensor, factor: Factor, may_be_mask: bool, masked: type[Tensor]) -> str | None:
     there = factor.there
     if there is None:
         return None if may_be_mask else "a factor of its extent is missing"
-    problem = problem_of_validity(there, "data", record.data, masked, "extent")
+    problem = problem_of_validity(there, "data", tensor, masked, "extent")
     if problem is None and any(a is None and n != 1 for a, n in zip(factor.along, there.shape, strict=True)):
         return f"its extent has shape {tuple(there.shape)}, and does not depend on each of these dimensions"
     return problem
 
 
-def _problem_of_values(record: Dense) -> str | None:
+def problem_of_extent(record: Dense) -> str | None:
     """Find what is valid and not there; where the mask is the extent, also what is there and not valid."""
     extent, there = record.extent, conjunction(factors_of(record))
     if extent is None or there is None or not has_values(there) or not record.data.numel():

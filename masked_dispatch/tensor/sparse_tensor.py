@@ -20,6 +20,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of
 from masked_dispatch.tensor.messages import more_elements_than_int64, tangent_stored_otherwise
 from masked_dispatch.tensor.other_devices import check_stored_sparsely
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
+from masked_dispatch.tensor.saved_extents import parts_of_extent, saved_extent
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass
 from masked_dispatch.update_policy import Mode
@@ -265,8 +266,8 @@ class SparseMaskedTensor(MaskedTensor):
 
     @never_compiled
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        self._check_no_extent("a pickle or a file")
-        return saved_as("sparse", self._kept, self.requires_grad, getattr(self, "_is_param", False), self._order)
+        flags = (self.requires_grad, getattr(self, "_is_param", False), self._order)
+        return saved_as("sparse", self._kept, *flags, *parts_of_extent(self._extent))
 
     @property
     def _piece_0(self) -> Tensor:
@@ -478,7 +479,7 @@ def stored_around(
 @builder("sparse")
 @never_compiled
 def rebuild_sparse_of(
-    stored: StoredPieces, requires_grad: bool, is_parameter: bool, order: tuple[int, ...] | None
+    stored: StoredPieces, requires_grad: bool, is_parameter: bool, order: tuple[int, ...] | None, extent: Any = None
 ) -> SparseMaskedTensor:
     """Rebuild a sparsely stored tensor from a file. Raises ValueError if the arguments do not fit."""
     if not isinstance(stored, StoredPieces):
@@ -486,7 +487,7 @@ def rebuild_sparse_of(
     record = Sparse(Dense(stored.values, stored.validity), stored.pattern)
     check_saved(problem_of_wrapper(stored.values, record.ndim, requires_grad, is_parameter, order))
     tensor = rebuilt_sparse(record if order is None else Permuted(record, order), requires_grad, is_parameter)
-    tensor._kept = stored
+    tensor._kept, tensor._extent = stored, saved_extent(tensor, extent, MaskedTensor)
     return tensor
 
 

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from masked_dispatch.dispatch.extents import receive_extent
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.tensor.indexing import as_source
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.other_devices import wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import tracking_views_and_versions, without_dispatch_modes
 from masked_dispatch.torchax.internals import has_array, operators_of, to_cpu
 from op_registry import MaskedSemanticsError
+from op_registry.extents.factors import Extent, Factor
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8
 from op_registry.schema import is_view
@@ -119,7 +121,7 @@ class OnJax(MaskedTensor):
         data, validity = self._data, self._held.validity
         if not has_array(data):
             return Dense(data, validity)
-        return Dense(to_cpu(data), None if validity is None else to_cpu(validity))
+        return Dense(to_cpu(data), None if validity is None else to_cpu(validity), moved_extent(self, to_cpu))
 
     def _all_valid_data(self, method: str) -> Tensor:
         return to_cpu(super()._all_valid_data(method))
@@ -146,6 +148,7 @@ def assigned(target: OnJax, source: Tensor) -> OnJax:
     if target._copied_at is not None:
         raise MaskedSemanticsError(written_through_view(target))
     data, validity = (source._data, source._validity) if isinstance(source, MaskedTensor) else (source, None)
+    receive_extent(target, source)
     with tracking_views_and_versions():  # so that backward notices
         target._held.data.copy_(data.expand(target.shape))
     target._held.validity = None if validity is None else as_int8(validity.expand(target.shape))
@@ -176,13 +179,24 @@ def moved(to: Callable[..., Tensor], x: MaskedTensor, *args: Any, **kwargs: Any)
     """
     if isinstance(x, SparseMaskedTensor):
         return x.to(*args, **kwargs)
-    x._check_no_extent("torchax")
     data, validity = to(x._data, *args, **kwargs), x._validity
     if (type(data) in wrappers) is isinstance(x, OnJax):
         return x.to(*args, **kwargs)
     if isinstance(x, OnJax):  # the memory that torchax gives is that of jax's array
-        return wrap(data.clone(), None if validity is None else to_cpu(validity), requires_grad=x.requires_grad)
-    return wrap(data, None if validity is None else to(validity, data.device), requires_grad=x.requires_grad)
+        on_cpu = wrap(data.clone(), None if validity is None else to_cpu(validity), requires_grad=x.requires_grad)
+        return with_extent(on_cpu, moved_extent(x, to_cpu))
+    on_jax = wrap(data, None if validity is None else to(validity, data.device), requires_grad=x.requires_grad)
+    return with_extent(on_jax, moved_extent(x, lambda there: to(there, data.device)))
+
+
+def moved_extent(x: MaskedTensor, move: Callable[[Tensor], Tensor]) -> Extent | None:
+    """A tensor's extent, whose booleans are moved."""
+    extent = x._extent
+    if extent is None:
+        return None
+    theres = [factor.there for factor in extent.factors]
+    moved = [Factor(f.along, None if t is None else move(t)) for f, t in zip(extent.factors, theres, strict=True)]
+    return Extent(tuple(moved), extent.is_mask)
 
 
 def written_through_view(view: OnJax) -> str:

@@ -27,6 +27,7 @@ from op_registry.conformance.subject import Observed, Subject
 from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.trial import Broken, NotAsked, RefusedRightly
 from op_registry.errors import MaskedSemanticsError
+from op_registry.laws.categories import POOLING
 
 # What gradients agree to, relative to the largest: a sum over samples has another order.
 _GRADIENTS = {torch.float64: 1e-7, torch.complex128: 1e-7}
@@ -118,7 +119,12 @@ def _run(subject: Subject, ragged: Ragged, call: Bound, operands: dict[str, Any]
 
 def _differentiable(ragged: Ragged, seed: int) -> frozenset[str]:
     """The operands to differentiate with respect to: all of floating-point numbers, or the first; as torch can."""
-    floating = [n for n, t in ragged.given.items() if t.is_floating_point() or t.is_complex()]
+    # (The weights of classes have no derivative, though torch does not always say so.)
+    floating = [
+        n
+        for n, t in ragged.given.items()
+        if (t.is_floating_point() or t.is_complex()) and not (n == "weight" and "target" in ragged.given)
+    ]
     for names in (floating, floating[:1]):
         operands = {n: t.clone().requires_grad_(n in names) for n, t in ragged.given.items()}
         start_random_numbers(seed)
@@ -142,8 +148,9 @@ Compared = dict[tuple[int, int], tuple[Tensor, Tensor]]
 def _same_results(ragged: Ragged, batch: Run, samples: Sequence[Run | Exception]) -> Compared:
     compared: Compared = {}
     for result, ((data, mask), there) in enumerate(zip(batch.results, batch.there, strict=True)):
-        mask = torch.ones(data.shape, dtype=torch.bool) if mask is None else mask
-        there = torch.ones(data.shape, dtype=torch.bool) if there is None else there
+        if there is None:  # of a plain result, what would be there
+            there = ragged.plainly_there(result, data) if mask is None else torch.ones(data.shape, dtype=torch.bool)
+        mask = there if mask is None else mask
         if bool((mask & ~there).any()):
             raise Broken(f"result {result}: {int((mask & ~there).sum())} elements are valid where nothing is there")
         for n, sample in enumerate(samples):
@@ -167,7 +174,10 @@ def _same_results(ragged: Ragged, batch: Run, samples: Sequence[Run | Exception]
 
 def _has_no_result(ragged: Ragged, n: int) -> bool:
     """Whether a sample that raises by itself has nothing valid in the batch: it is too short."""
-    return ragged.lengths[n] == 0 or ragged.axes.role == "window"
+    role = ragged.axes.role
+    if role == "window":  # (torch refuses to pool some samples that do have a window)
+        return ragged.rule.category is not POOLING
+    return role in ("reduced", "contracted") and ragged.lengths[n] == 0
 
 
 def _same_result(
@@ -177,9 +187,8 @@ def _same_result(
     want, want_mask = expected[0].reshape(-1), expected[1]
     want_mask = torch.ones_like(want, dtype=torch.bool) if want_mask is None else want_mask.reshape(-1)
     places = there.nonzero()[:, 0]
-    if ragged.lengths[n] == 0:
-        if not bool(mask.any()):
-            return None
+    if ragged.lengths[n] == 0 and not bool(mask.any()):
+        return None
     if len(places) != len(want):
         raise Broken(f"{name}: {len(places)} positions are there, and {len(want)} in the sample alone")
     got, valid = data[places], mask[places]
@@ -284,7 +293,9 @@ def _same_gradient(ragged: Ragged, name: str, got: Observed | None, of_samples: 
             raise Broken(f"the gradient of {name}: {wrong}")
     elif mask is not None:
         raise Broken(f"the gradient of {name}, which is plain, is masked")
-    want = torch.where(want.isnan(), data.detach(), want)
+    # (Any number will do where the sample's is NaN, and an infinity where it is another: 0/0 and 1/0 of short samples.)
+    unknown = want.isnan() | (want.isinf() & ~data.isfinite())
+    want = torch.where(unknown, data.detach(), want)
     rounding = _GRADIENTS.get(data.dtype, _NARROW_GRADIENTS)
     wrong = difference(data, want.to(data.dtype), mask, rounding)
     if wrong:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from op_registry.bound import Bound
 from op_registry.conformance.padded_batches import batch_is_its_samples
-from op_registry.conformance.ragged import DRAWS, GARBAGE, NoBatch, Ragged, axes_of
+from op_registry.conformance.ragged import DRAWS, FEW_DRAWS, GARBAGE, Draw, NoBatch, Ragged, axes_of, widened
 from op_registry.conformance.sample import Operator, Sample, chosen
 from op_registry.conformance.stated_dims import calls_of_operators, size_of_call
 from op_registry.conformance.stored_samples import storable
@@ -23,12 +23,14 @@ from op_registry.conformance.trial import NotAsked
 from op_registry.dimensions import Unknown
 from op_registry.laws.categories import COMPOSITE
 from op_registry.registry import registry
-from op_registry.rule import Rule
+from op_registry.rule import Rule, packet_name
 
-# How many calls of one overload are asked at most, and among how many samples they are looked for.
-MOST_CALLS, MOST_SAMPLES = 3, 16
+# How many calls of one overload are asked at most, and among how many samples they are looked for: for each call, and
+# for one of an overload of which there is none yet.
+MOST_CALLS, MOST_SAMPLES, MORE_SAMPLES = 3, 5, 40
 # The most elements in the tensors of a call.
 MOST_ELEMENTS = 1 << 12
+_OF_MEMORY = ("empty_like", "new_empty", "new_empty_strided")
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def padded_trials(
 ) -> Iterator[PaddedTrial]:
     """Ragged batches of the calls that an operator's samples make.
 
-    most      how many samples are taken (None: all)
+    most      how many calls of an overload are asked (MOST_CALLS at most); None: of all samples
     sample    the number of the only sample that is taken
     left_out  whether an overload is asked elsewhere
     """
@@ -76,24 +78,34 @@ def padded_trials(
         return
     dtype = operator.gradient_dtype or operator.preferred_dtype
     calls: Counter[OpOverload] = Counter()
-    for made in _samples(operator, dtype, most, sample):
+    enough = MOST_CALLS if most is None else min(most, MOST_CALLS)
+    samples, more = _samples(operator, dtype, most, sample)
+    for n, made in enumerate([*samples, *more]):
+        if n >= len(samples) and all(calls.values()):
+            return
         for op, args, kwargs in calls_of_operators(made):
             rule = registry.get(op)
-            if rule is None or op._schema.is_mutable or left_out(op) or calls[op] >= MOST_CALLS:
+            if rule is None or op._schema.is_mutable or left_out(op) or calls[op] >= enough:
                 continue
-            found = list(_of_call(rule, op, args, kwargs, made, dtype, seed))
+            draws = FEW_DRAWS if enough == 1 else DRAWS
+            found = list(_of_call(rule, op, args, kwargs, made, dtype, seed, draws))
             calls[op] += any(trial.ragged is not None for trial in found)
             yield from found
 
 
-def _samples(operator: Operator, dtype: torch.dtype, most: int | None, number: int | None) -> list[Sample]:
+def _samples(
+    operator: Operator, dtype: torch.dtype, most: int | None, number: int | None
+) -> tuple[list[Sample], list[Sample]]:
+    """The samples whose calls are asked, and more, for overloads of which these make no call on a batch."""
     samples = [s for s in operator.samples(dtype) if s.tensors]
-    if all(t.ndim < 2 or t.numel() < 2 for s in samples for t in s.tensors):
-        samples += storable(samples)  # folded: unary operators have none of two dimensions
     if number is not None:
-        return [s for s in samples if s.number == number]
+        return [s for s in [*samples, *storable(samples)] if s.number == number][:1], []
     samples = [s for s in samples if all(t.numel() for t in s.tensors)] or samples
-    return chosen(samples, None if most is None else MOST_SAMPLES)
+    if most is None:
+        return samples, storable(samples)
+    first = chosen(samples, MOST_SAMPLES * min(most, MOST_CALLS))
+    # (Samples of unary operators have one dimension; folded, they have two.)
+    return first, [s for s in [*storable(samples), *samples] if s not in first][:MORE_SAMPLES]
 
 
 def _of_call(
@@ -104,6 +116,7 @@ def _of_call(
     made: Sample,
     dtype: torch.dtype,
     seed: int,
+    draws: Sequence[Draw],
 ) -> Iterator[PaddedTrial]:
     call = Bound.of(rule, op, args, kwargs)
     if size_of_call(args, kwargs) > MOST_ELEMENTS or any(not _is_strided(t) for t in call.tensors.values()):
@@ -112,9 +125,12 @@ def _of_call(
     if why is None:
         labels = call.labels
         assert labels is not None
+        call = widened(call, labels)
+        labels = call.labels
+        assert labels is not None
         try:
             for axes in axes_of(call, labels):
-                for n, draw in enumerate(DRAWS):
+                for n, draw in enumerate(draws):
                     try:
                         ragged = Ragged(rule, op, call, axes, draw, seed)
                     except NoBatch:
@@ -138,6 +154,10 @@ def _nothing_stated(rule: Rule, call: Bound) -> str | None:
         return "its rule does not state its dimensions"
     if isinstance(rule.dims, Unknown):
         return str(rule.dims)
+    if packet_name(call.op) in _OF_MEMORY:
+        return "it reads uninitialised memory"
+    if call.named.get("num_classes") == -1:
+        return "data decide the result's sizes"
     return None if call.labels is not None else "the statement of its dimensions does not fit the call"
 
 

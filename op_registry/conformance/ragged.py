@@ -63,6 +63,8 @@ DRAWS = (
     Draw("left", 1),
     Draw("centre", 0, holes=True),
 )
+# For one call of an overload.
+FEW_DRAWS = (Draw("right", 0, holes=True), Draw("left", 1))
 
 
 class NoBatch(Exception):
@@ -90,7 +92,7 @@ def axes_of(call: Bound, labels: Labels) -> list[Axes]:
                 for name, dims in named.items()
                 if samples in dims
                 and positions in dims
-                and _full(call.tensors[name], dims, (samples, positions), sizes)
+                and _full(call.tensors[name], labels.operands[name], (samples, positions), sizes)
             ]
             if positions in (samples, None) or positions in merged or size < 2 or not both:
                 continue
@@ -100,6 +102,26 @@ def axes_of(call: Bound, labels: Labels) -> list[Axes]:
     if not found:
         raise NoBatch("no operand has another dimension of more than one index beside one that is batch")
     return list(found.values())
+
+
+def widened(call: Bound, labels: Labels) -> Bound:
+    """The call on several samples, where batch dimensions have one index each: the first of them is repeated."""
+    sized = any(name in call.named for name in (*_OF_RESULT, *_OF_OPERAND))
+    if sized:
+        return call
+    if not labels.roles and {a for dims in labels.operands.values() for a in dims} == {-1}:  # elementwise, of one row
+        rows = {name: t.repeat(3, 1) for name, t in call.tensors.items() if t.ndim and "[" not in name}
+        return call.with_(**rows)
+    sizes = _sizes(call, labels)
+    merged = {a for dims in labels.operands.values() for d in dims if isinstance(d, tuple) for a in d}
+    batch = [a for a in sizes if a is not None and a not in labels.roles and a not in merged]
+    if any(sizes[a] > 1 for a in batch) or not batch or any("[" in name for name in call.tensors):
+        return call
+    changed = {}
+    for name, tensor in call.tensors.items():
+        times = [3 if a == batch[0] else 1 for a in labels.operands[name]]
+        changed[name] = tensor.repeat(times) if 3 in times else tensor
+    return call.with_(**changed, **({"N": 3} if "N" in call.named else {}))
 
 
 def _atomic(dims: Sequence[Dimension]) -> list[Label]:
@@ -142,11 +164,11 @@ class Ragged:
             [(index >= s) & (index < s + n) for s, n in zip(self.starts, self.lengths, strict=True)]
         )
         self.given = {name: t.detach() for name, t in call.tensors.items()}
-        if axes.role == "indexed":
-            self._read_what_is_there()
-        if axes.role == "selected" and (draw.side != "right" or call.named.get("index", 0) < 0):
-            if any(axes.positions not in dims for dims in labels.results):
-                raise NoBatch("an index counts in the batch")
+        self._count_within_samples()
+        at_the_end = call.named.get("index", 0) < 0
+        gone = draw.side != "right" and any(axes.positions not in dims for dims in labels.results)
+        if axes.role == "selected" and (at_the_end or gone):
+            raise NoBatch("an index counts in the batch")
         self.ragged = {n: self._place(n) for n in self.given if None not in self._place(n)}
         self.masks = {name: self._mask(name) for name in self.ragged}
 
@@ -158,13 +180,27 @@ class Ragged:
             drawn[n] = length
         return [drawn[n] for n in torch.randperm(count, generator=self.generator).tolist()]
 
-    def _read_what_is_there(self) -> None:
-        """Indices count in the batch: only those are drawn that every sample has, and of right-padded ones."""
-        if self.draw.side != "right" or not self.draw.least:
-            raise NoBatch("indices count in the batch")
-        for name, t in self.given.items():
-            if t.dtype in (torch.int64, torch.int32) and name.startswith("ind"):
-                self.given[name] = t % min(self.lengths)
+    def _count_within_samples(self) -> None:
+        """Operands that count positions (indices, classes) count in the batch.
+
+        Only positions are drawn that every sample has, and of batches whose samples begin at 0.
+        """
+        counting = [name for name in self.given if self._counts(name)]
+        if counting and (self.draw.side != "right" or not self.draw.least):
+            raise NoBatch(f"{', '.join(counting)} counts in the batch")
+        for name in counting:
+            self.given[name] = self.given[name].clamp(max=min(self.lengths) - 1)
+
+    def _counts(self, name: str) -> bool:
+        """Whether the values of an operand are positions of the padded dimension: it is an index, or a class."""
+        tensor, role = self.given[name], self.axes.role
+        if tensor.dtype not in (torch.int64, torch.int32):
+            return False
+        first = next(iter(self.labels.operands.values()))
+        along = (role == "indexed" and self.axes.positions in first) or (
+            name == "target" and role in ("contracted", "each")
+        )
+        return along and name.startswith(("ind", "target"))
 
     def _place(self, name: str) -> tuple[int | None, int | None]:
         """The dimensions of an operand that number samples and positions."""
@@ -242,6 +278,8 @@ class Ragged:
                 continue
             if len(dims) == len(value):
                 found[name] = [self._size_of(d, v, n) for d, v in zip(dims, value, strict=True)]
+        if "HxW" in self.call.named:  # of native_group_norm
+            found |= {"N": 1, "HxW": math.prod(self.cut("input", self.given["input"], n).shape[2:])}
         return found
 
     def _size_of(self, dim: Dimension, given: int, n: int) -> int:
@@ -262,6 +300,19 @@ class Ragged:
             tensor = tensor.reshape([*tensor.shape[:at], *sizes, *tensor.shape[at + 1 :]])
             at += parts.index(self.axes.samples)
         return tensor.select(at, n).reshape(-1)
+
+    def plainly_there(self, result: int, tensor: Tensor) -> Tensor:
+        """Where a plain result of the batch is some sample's: bool of its shape."""
+        dims, axes = list(self.labels.results[result]), self.axes
+        there = torch.ones(tensor.shape, dtype=torch.bool)
+        if axes.samples not in dims or axes.positions not in dims:
+            return there
+        samples, positions = dims.index(axes.samples), dims.index(axes.positions)
+        if tensor.shape[positions] != self.there.shape[1]:
+            return there
+        shape = [1] * tensor.ndim
+        shape[samples], shape[positions] = self.there.shape
+        return there & (self.there if samples < positions else self.there.T).reshape(shape)
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self.lengths)))

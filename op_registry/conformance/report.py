@@ -38,10 +38,11 @@ class Report:
     dtypes: dict[str, dict[str, int]] = field(default_factory=dict)
     # The number of trials of P4 by storage and status.
     storages: dict[str, dict[str, int]] = field(default_factory=dict)
-    # For laws that are asked of rules (P9): the number of trials by overload and status, and why calls were refused or
-    # not tried.
+    # For laws that are asked of rules (P9): the number of trials by overload and status; why calls were refused; why
+    # there was nothing to ask.
     rules: dict[str, dict[str, int]] = field(default_factory=dict)
     refusals: dict[str, dict[str, int]] = field(default_factory=dict)
+    unasked: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -62,6 +63,7 @@ class Report:
             (self.silences, other.silences),
             (self.rules, other.rules),
             (self.refusals, other.refusals),
+            (self.unasked, other.unasked),
         )
         for mine, theirs in tables:
             for key, counts in theirs.items():
@@ -73,10 +75,11 @@ class Report:
         self.exemptions = {law: why for law, why in exemptions.items() if not self.asked(law)}
 
     def add_of_rule(self, op: str, status: Status, message: str) -> None:
-        """Count one trial of a law that is asked of rules; `message` is the reason of a refusal."""
+        """Count one trial of a law that is asked of rules; `message` says why it was refused, or not asked."""
         self.rules.setdefault(op, Counter())[status] += 1
-        if status in ("refused rightly", "not asked"):
-            self.refusals.setdefault(op, Counter())[message] += 1
+        for of_status, reasons in (("refused rightly", self.refusals), ("not asked", self.unasked)):
+            if status == of_status:
+                reasons.setdefault(op, Counter())[message] += 1
 
     def asked(self, law: str) -> int:
         """The number of trials that tested the law."""

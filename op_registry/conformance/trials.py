@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import time
 import traceback
 import warnings
@@ -24,6 +23,7 @@ from op_registry.conformance.oracles import Misdeclared, OracleFailed
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.padded_trials import padded_trials
 from op_registry.conformance.report import Outcome, Report, Status
+from op_registry.conformance.repro_lines import Option, describe, imports, remark, repro
 from op_registry.conformance.sample import Operator, Sample
 from op_registry.conformance.samples import (
     DatabaseOperator,
@@ -276,51 +276,12 @@ def _stored_samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
     return storable(_all_samples(operator, dtype)) if operator.part.start == 0 else []
 
 
-def _left_to_another_entry(operator: Operator, settings: Settings) -> Callable[[OpOverload], bool]:
-    """A predicate: whether P7 of an overload is left to another entry, which calls it first (`each_overload_once`)."""
+def _left_to_another_entry(operator: Operator, settings: Settings, few: int = 1) -> Callable[[OpOverload], bool]:
+    """A predicate: whether the first `few` entries that call an overload ask it (`each_overload_once`)."""
     if not settings.each_overload_once:
         return lambda op: False
     owners = entries_by_overload()
-    return lambda op: owners.get(op, (operator.name,))[0] != operator.name
-
-
-def describe(sample: Sample, kind: str) -> str:
-    """A short description of a trial; gaps select trials by its words."""
-    overload = f" {sample.fn}" if isinstance(sample.fn, OpOverload) else ""
-    return f"{str(sample.dtype).removeprefix('torch.')} sample {sample.number} {kind}{overload}"
-
-
-def repro(operator: Operator, law: str, description: str, settings: Settings, option: Option | None = None) -> str:
-    """The command line that runs one trial."""
-    dtype, _, number, kind = description.split()[:4]
-    drawn = "" if law == "P9" else f" --mask {kind} --dtype {dtype}"
-    name = settings.subject or os.environ.get("OP_REGISTRY_SUBJECT")
-    subject = f" --subject {name}" if name else ""
-    chosen_check = f" {option[0]} {option[1]}" if option else ""
-    return (
-        f"python -m op_registry check{_imports(operator, settings)} --op {operator.name} --law {law} "
-        f"--sample {number}{drawn} --seed {settings.seed}{chosen_check}{subject}"
-        f"{_remark(operator)}"
-    )
-
-
-def _imports(operator: Operator, settings: Settings) -> str:
-    """The --import options that register the operator's rule."""
-    rule_module = operator.module if isinstance(operator, RegisteredOperator) else None
-    needed = [rule_module] if rule_module is not None and not _built_in(rule_module) else []
-    return "".join(f" --import {module}" for module in dict.fromkeys([*settings.modules, *needed]))
-
-
-def _built_in(module: str) -> bool:
-    return module.partition(".")[0] == "op_registry"
-
-
-def _remark(operator: Operator) -> str:
-    """A shell comment that says why the command line does not work as it is; "" if it does."""
-    if not isinstance(operator, RegisteredOperator) or operator.module is not None:
-        return ""
-    where = operator.rule.where if operator.rule is not None else "an overlay"
-    return f"  # the rule is registered in __main__ ({where}): move it to a module, and add --import MODULE"
+    return lambda op: operator.name not in owners.get(op, (operator.name,))[:few]
 
 
 def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], None] = lambda text: None) -> Report:
@@ -363,7 +324,8 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
         )
         report.counts.setdefault(gap.law, Counter())["broken"] += 1
     report.seconds = time.monotonic() - started
-    for table in (report.counts, report.dtypes, report.storages, report.silences, report.rules, report.refusals):
+    by_law = (report.counts, report.silences, report.dtypes, report.storages)
+    for table in (*by_law, report.rules, report.refusals, report.unasked):
         table.update({key: dict(counts) for key, counts in table.items()})
     return report
 
@@ -393,10 +355,6 @@ def _try_law(
                 report.storages.setdefault(option[1], Counter())[status] += 1
             if settings.until_broken and status in ("broken", "error"):
                 return
-
-
-# A command-line option that selects one check of a law: its name and value.
-Option = tuple[str, str]
 
 
 def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option | None, Law]]:
@@ -431,12 +389,12 @@ def _dimensions(
     operator: Operator, settings: Settings, gaps: GapTracker, report: Report, say: Callable[[str], None]
 ) -> None:
     """Compare what rules state of their dimensions with plain torch."""
-    line = f"python -m op_registry check{_imports(operator, settings)} --op {operator.name} --law dims"
+    line = f"python -m op_registry check{imports(operator, settings)} --op {operator.name} --law dims"
     say(line)
     for op, status, message in stated_dims.outcomes(operator, settings.seed):
         description = f"{str(operator.preferred_dtype).removeprefix('torch.')} samples all unstored {op}"
         status, message = gaps.judged("dims", description, status, message)
-        _record(report, "dims", description, status, message, line + _remark(operator))
+        _record(report, "dims", description, status, message, line + remark(operator))
 
 
 def _padded(
@@ -451,7 +409,7 @@ def _padded(
     ways: list[Option | None] = [None] if settings.dense else []
     ways += [("--storage", s) for s in settings.also_stored if s in subject.padded_storages]
     ways += [("--mode", m) for m in settings.modes if m in subject.padded_modes]
-    left_out = _left_to_another_entry(operator, settings)
+    left_out = _left_to_another_entry(operator, settings, few=3)
     for trial in padded_trials(operator, settings.seed, settings.most, settings.sample, left_out):
         for option in ways:
             description = f"{trial} {option[1]}" if option else str(trial)

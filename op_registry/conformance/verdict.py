@@ -110,8 +110,10 @@ def answer_of(report: Report, law: str) -> Answer:
     def answer(decision: Decision, reason: str = "") -> Answer:
         return Answer(report.operator, law, decision, report.asked(law), reason, outcomes)
 
+    # P9 holds where a call is refused, so that its refusals are "refused rightly".
+    shown = ("refused", "gap", "refused rightly") if law == "P9" else ("refused", "gap")
     exceptions = ", ".join(
-        [f"{counts[s]} {s}" for s in ("refused", "gap") if counts.get(s)] + _stored_densely(counts, report.reasons)
+        [f"{counts[s]} {s}" for s in shown if counts.get(s)] + _stored_densely(counts, report.reasons)
     )
     if counts.get("broken") or counts.get("error"):
         return answer("broken")

@@ -195,6 +195,49 @@ class Joined(Dimensions):
         return Labels(operands, (result,), {along: "joined"})
 
 
+@dataclass(frozen=True)
+class OnDiagonal(Dimensions):
+    """The last dimension moves to a diagonal of two new ones, `dim1` and `dim2` of the result."""
+
+    def __str__(self) -> str:
+        return "the last dimension is moved to a diagonal of two; other dimensions are batch"
+
+    def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels:
+        ((name, x),) = tensors_in(op, named).items()
+        labels = batch_labels(x.ndim)
+        new = {named["dim1"] % (x.ndim + 1), named["dim2"] % (x.ndim + 1)}
+        rest = iter(labels[:-1])
+        result: tuple[Label, ...] = tuple(f"new{d}" if d in new else next(rest) for d in range(x.ndim + 1))
+        roles: dict[Label, Role] = dict.fromkeys([f"new{d}" for d in new], "new")
+        return Labels({name: labels}, (result,), roles | {-1: "moved"})
+
+    def misfit(self, op: OpOverload) -> str | None:
+        return None if {"dim1", "dim2"} <= {a.name for a in op._schema.arguments} else "OnDiagonal(): no dim1, dim2"
+
+
+@dataclass(frozen=True)
+class Unsqueezed(Dimensions):
+    """A sum over `sumdim` of a product of operands, each with dimensions of size 1 inserted where an argument says."""
+
+    def __str__(self) -> str:
+        return "contracted along `sumdim`; other dimensions are batch"
+
+    def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
+        tensors = tensors_in(op, named)
+        inserted = [named[f"expand{n}"] for n in range(1, 1 + len(tensors))]
+        every = range(next(iter(tensors.values())).ndim + len(inserted[0]))
+        operands = {
+            name: tuple(f"d{d}" for d in every if d not in ones) for name, ones in zip(tensors, inserted, strict=True)
+        }
+        result = tuple(f"d{d}" for d in every if d not in named["sumdim"])
+        return Labels({**operands}, (result,), {f"d{d}": "contracted" for d in named["sumdim"]})
+
+    def misfit(self, op: OpOverload) -> str | None:
+        return (
+            None if "sumdim" in [a.name for a in op._schema.arguments] else "Unsqueezed(): the operator has no sumdim"
+        )
+
+
 # ------------------------------------------------------------------------------------------------------ other positions
 
 

@@ -13,7 +13,9 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
     joins      operands one behind the other
     batches    tensors that become samples of one
     samples    calls that act within each sample: flip, roll, gather to the front
+    exported   what an exported program says of its example's
     plain      what is known of dimensions, in files and messages
+    regions    parts of a tensor's memory: views of it, and writes through them
 """
 
 from op_registry.extents.factors import Factor, along_dim, as_positions, factors_of

@@ -35,11 +35,12 @@ def combined(operands: Sequence[Sequence[Factor]], name: str) -> tuple[Factor, .
         if same is None:
             found.append(factor)
         else:
-            found[same] = _both(found[same], factor)
+            found[same] = both(found[same], factor)
     return tuple(found)
 
 
-def _both(a: Factor, b: Factor) -> Factor:
+def both(a: Factor, b: Factor) -> Factor:
+    """Where both factors are, which depend on the same dimensions."""
     if a.along == b.along and a.said is b.said:
         return a
     along = tuple(met(x, y) for x, y in zip(a.along, b.along, strict=True))

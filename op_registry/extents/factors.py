@@ -15,7 +15,7 @@ from op_registry.extents import stored
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced, under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
-from op_registry.sparse.permuted import AnyRecord, Permuted
+from op_registry.sparse.permuted import AnyRecord, Permuted, shown
 from op_registry.sparse.record import Sparse
 
 
@@ -181,10 +181,6 @@ class Extent:
         """Whether `dim` (not negative) numbers positions."""
         return any(numbers_positions(factor.along[dim]) for factor in self.factors)
 
-    def depends_on_last(self, dims: int) -> bool:
-        """Whether a factor depends on one of the last dimensions."""
-        return any(along is not None for factor in self.factors for along in factor.along[-dims:])
-
     @property
     def positions(self) -> tuple[int, ...]:
         """The dimensions that number positions."""
@@ -207,11 +203,14 @@ def said_of(record: AnyRecord, factor: Factor) -> Tensor | Boolean:
     """The boolean of a record's factor."""
     if factor.said is not None:
         return factor.said
-    if not isinstance(record, Dense):
-        gone = [d for d, known in enumerate(factor.along) if known is None]
-        return stored.validity_over(record, gone)
-    as_factor = functools.partial(_as_factor, record.validity, record.shape, record.device, factor.along)
-    return as_factor() if being_traced(record.data) else Boolean(as_factor, ())
+    as_factor: Callable[[], Tensor]
+    if isinstance(record, Dense):
+        values = record
+        as_factor = functools.partial(_as_factor, record.validity, record.shape, record.device, factor.along)
+    else:
+        values = shown(record)[0].values
+        as_factor = stored.validity_over(record, [d for d, known in enumerate(factor.along) if known is None])
+    return as_factor() if being_traced(values.data) else Boolean(as_factor, ())
 
 
 def _as_factor(validity: Tensor | None, sizes: torch.Size, device: torch.device, along: Sequence[Along]) -> Tensor:

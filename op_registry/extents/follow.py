@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Dimension, Label, Labels
+from op_registry.dimensions import Dimension, Label, Labels, atoms
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
@@ -17,6 +18,7 @@ from op_registry.extents.factors import (
     factors_of,
 )
 from op_registry.extents.regroup import carried
+from op_registry.laws.categories import CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
 from op_registry.sparse.permuted import AnyRecord, Permuted
@@ -27,6 +29,8 @@ RECORDS = (Dense, Sparse, Permuted)
 
 # Roles of dimensions along which a result is valid only where its operands are.
 _KEEPING = frozenset({"each", "scanned", "contracted", "reduced", "parameter"})
+# Categories of operators whose results may be valid where an element of the operand is not, among others of its slice.
+_MIXING = (ELEMENTWISE, CONTRACTION, MOVEMENT)
 
 
 def records_of(call: Bound) -> dict[str, Any]:
@@ -74,26 +78,48 @@ def roles_of_positions(call: Bound, labels: Labels) -> set[str | None]:
     }
 
 
-def followed(call: Bound, labels: Labels, result: Any) -> Any:
-    """The results of a call whose dimensions are batch, worked along, or gone, with their extents."""
+def followed(call: Bound, labels: Labels, result: Any, written: str | None = None) -> Any:
+    """The results of a call whose dimensions are batch, worked along, or gone, with their extents.
+
+    written  the operand of which every element is written: what was valid in it does not count
+    """
     records = records_of(call)
     given = {name: factors_of(record) for name, record in records.items() if record.extent is not None}
-    sizes, padded, whole = sizes_of(call, labels), only_padded(records), there_says_all(records)
-    grows = not _KEEPING.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
+    read = {name: record for name, record in records.items() if name != written}
+    sizes, padded, whole = sizes_of(call, labels), only_padded(read), there_says_all(read)
+    made = call.rule.category is FACTORY
+    mixes = call.rule.category in _MIXING and "each" in labels.roles.values()
+    fills = made or mixes or written is not None
+    grows = fills or not _KEEPING.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
 
     def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
         if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):
             return record
+        known = sizes | _of_parts(dims, record.shape, sizes)
         operands = [
-            [f for f in _carried(factors, labels.operands[name], dims, sizes, records[name], record) if f is not None]
+            [f for f in carried_to(factors, labels.operands[name], dims, known, records[name], record) if f is not None]
             for name, factors in given.items()
         ]
-        return with_factors(record, combined(operands, call.rule.name), padded, grows, whole)
+        found = combined(operands, call.rule.name)
+        if made:  # it is valid everywhere, or nowhere, whatever was read
+            return with_factors(record, found, is_all_valid(record), grows, whole=True)
+        return with_factors(record, found, padded, grows, whole)
 
     return for_each_result(result, labels.results, of_result)
 
 
-def _carried(
+def _of_parts(dims: Sequence[Dimension], shape: Sequence[int], sizes: Mapping[Label, int]) -> dict[Label, int]:
+    """The sizes of those parts of merged dimensions that follow from the others."""
+    found: dict[Label, int] = {}
+    for dim, size in zip(dims, shape, strict=False):
+        unknown = [a for a in atoms(dim) if a not in sizes] if isinstance(dim, tuple) else []
+        known = math.prod(sizes[a] for a in atoms(dim) if a in sizes)
+        if len(unknown) == 1:
+            found[unknown[0]] = size // known if known else 0
+    return found
+
+
+def carried_to(
     factors: Sequence[Factor],
     operand: Sequence[Dimension],
     dims: Sequence[Dimension],
@@ -101,6 +127,7 @@ def _carried(
     record: AnyRecord,
     result: AnyRecord,
 ) -> list[Factor | None]:
+    """The factors of an operand as factors of a result; None for one that leaves no trace."""
     known = dict(zip(dims, result.shape, strict=False))
     broadcast: frozenset[Any] = frozenset(
         dim

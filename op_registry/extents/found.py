@@ -43,6 +43,11 @@ def padded(record: AnyRecord, extent: Tensor | None, dims: Sequence[int] | None,
 
     Where booleans of one dimension each say the same, the extent has a factor for each.
     """
+    if dims is None and isinstance(record, Dense) and not may_be_read(record.data):
+        raise ValueError(
+            f"padded: the values of a tensor of shape {tuple(record.shape)} cannot be read here, so that it is unknown "
+            "along which dimensions its extent varies: name those that number positions, dim=1"
+        )
     given = _validity(record) if extent is None else as_int8(extent)
     there = torch.ones([1] * record.ndim, dtype=torch.int8, device=record.device) if given is None else given
     there = there.expand(record.shape)
@@ -72,7 +77,7 @@ def _validity(record: AnyRecord) -> Tensor | None:
     base, groups = shown(record)
     whole = base.values.validity is None
     inner = [dim for dim, group in enumerate(groups) if whole and all(d >= base.pattern.ndim for d in group)]
-    return stored.validity_over(record, inner).expand(record.shape)
+    return stored.validity_over(record, inner)().expand(record.shape)
 
 
 def stores_whole_rows(record: AnyRecord) -> bool:
@@ -94,7 +99,7 @@ def of_packed(record: Sparse) -> Sparse:
     """
     if not PACKED_ROWS_ARE_THERE:
         return record
-    rows = stored.validity_over(Sparse(Dense(record.values.data), record.pattern), list(range(2, record.ndim)))
+    rows = stored.validity_over(Sparse(Dense(record.values.data), record.pattern), list(range(2, record.ndim)))()
     along: tuple[Along, ...] = (SAMPLES, layout_of(rows, 1), *(None for _ in record.dense_sizes))
     return Sparse(record.values, record.pattern, extent_of([Factor(along, rows)], record.values.validity is None))
 

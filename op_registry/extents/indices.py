@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from op_registry.bound import Bound
-from op_registry.dimensions import AtIndices, Elementwise, Indexed, Label, Labels, atoms
+from op_registry.dimensions import AtIndices, Elementwise, Indexed, Label, Labels, View, atoms
 from op_registry.extents.combine import combined
-from op_registry.extents.factors import Along, Extent, Factor, conjunction, factors_of, narrowed, without_order
+from op_registry.extents.factors import (
+    Along,
+    Factor,
+    factors_of,
+    is_prefix,
+    narrowed,
+    numbers_positions,
+    there,
+    without_order,
+)
 from op_registry.extents.follow import any_stored, followed, only_padded, records_of, refuse, sizes_of, with_factors
 from op_registry.extents.regroup import carried
+from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8, intersect
 from op_registry.rule import Run
@@ -54,8 +66,8 @@ def _moved(call: Bound, first: str, factor: Factor, labels: Labels, result: Dens
     record = call.tensors[first]
     assert factor.there is not None
     read = call.with_(**{first: Dense(factor.there.expand(record.shape))}).run()
-    there = as_int8(read.data) if read.validity is None else intersect(as_int8(read.data), read.validity)
-    assert there is not None
+    positions = as_int8(read.data) if read.validity is None else intersect(as_int8(read.data), read.validity)
+    assert positions is not None
     known: dict[Label, Along] = {}
     for dim, along in zip(labels.operands[first], factor.along, strict=True):
         known |= dict.fromkeys(atoms(dim), along)
@@ -63,7 +75,7 @@ def _moved(call: Bound, first: str, factor: Factor, labels: Labels, result: Dens
         known[label] if label in known else without_order(_indexed(labels, first, factor))
         for label in (atoms(dim)[0] for dim in labels.results[0])
     )
-    return Factor(moved, narrowed(there, moved))
+    return Factor(moved, narrowed(positions, moved))
 
 
 def _indexed(labels: Labels, first: str, factor: Factor) -> Any:
@@ -76,36 +88,67 @@ def _indexed(labels: Labels, first: str, factor: Factor) -> Any:
 
 
 def written(call: Bound, labels: Labels, run: Run) -> Any:
-    """Assignments and accumulations: which positions of the first operand are there does not change.
+    """Assignments and accumulations: what is written where nothing is there, is dropped.
 
-    What is written where none is, is dropped; and a source writes nothing from positions that it does not have.
+    A source writes nothing from positions that it does not have; along what it writes, positions are there where it
+    has them.
     """
-    if isinstance(call.rule.dims, Elementwise):
-        return _copied(call, labels, run)
     records = records_of(call)
     first, record = next(iter(records.items()))
-    if record.extent is None or any(r.extent is not None for n, r in records.items() if n != first):
-        call = _from_what_is_there(call, labels, records, first)
-    result = call.applied(run)
-    factors: Sequence[Factor] = factors_of(record)
+    if isinstance(call.rule.dims, Elementwise):
+        return followed(call, labels, call.applied(run), written=first)
+    _check_counts(call, labels, records)
+    result: Dense = call.applied(run)
+    others = {n: r for n, r in records.items() if n != first and r.extent is not None and r.extent.factors}
+    if call.rule.category is ASSIGNMENT:
+        for name in others:
+            if not name.startswith("ind"):
+                if any_stored(call):
+                    raise NotLowered("a source with positions of its own is written on dense storage")
+                result = _from_what_is_there(call, first, name, result)
+    sizes, dims = sizes_of(call, labels), labels.results[0]
+    found = [list(factors_of(record))]
+    for name, other in others.items():
+        moved = [carried(f, labels.operands[name], dims, sizes) for f in factors_of(other)]
+        found.append([f for f in moved if f is not None])
+    factors = combined(found, call.rule.name)
     if not factors:
         return result
-    return with_factors(result, factors, padded=False)
+    return with_factors(result, factors, padded=only_padded(records))
 
 
-def _copied(call: Bound, labels: Labels, run: Run) -> Any:
-    """What is written over a whole operand, at the positions that both have."""
-    first, record = next(iter(records_of(call).items()))
-    factors = factors_of(record)
-    there = conjunction(factors)
-    copied = call.applied(run)
-    # Nothing is left of what was invalid before.
-    before = Dense(record.data, there, Extent(factors, is_mask=True) if factors else None)
-    return followed(call.with_(**{first: before}), labels, Dense(copied.data, intersect(copied.validity, there)))
+def _check_counts(call: Bound, labels: Labels, records: Mapping[str, Dense]) -> None:
+    """Refuse positions that count in the batch where samples do not begin at its start, and sources in order."""
+    if isinstance(call.rule.dims, View):
+        roles = ("selected",)
+    elif not isinstance(call.rule.dims, (Indexed, AtIndices)):
+        if any(r.extent is not None for n, r in list(records.items())[1:]):
+            raise refuse(call, "it writes the elements of an operand one after another")
+        return
+    else:
+        return
+    for name, record in records.items():
+        for factor in factors_of(record):
+            for along, dim in zip(factor.along, labels.operands[name], strict=True):
+                if labels.role_of(dim) in roles and numbers_positions(along) and not is_prefix(along):
+                    raise refuse(
+                        call,
+                        "it counts from the start of the batch, where samples do not begin; see masked_dispatch.align",
+                    )
 
 
-def _from_what_is_there(call: Bound, labels: Labels, records: Any, first: str) -> Bound:
-    others = {n: r for n, r in records.items() if n != first and r.extent is not None}
-    if not others:
-        return call
-    raise refuse(call, "an operand that is written has positions of its own")
+def _from_what_is_there(call: Bound, first: str, name: str, result: Dense) -> Dense:
+    """The result of an assignment with what it was before wherever the source is not there."""
+    target, source = call.tensors[first], call.tensors[name]
+    nothing = torch.zeros(target.shape, dtype=source.dtype, device=result.device)
+    given = there(source).to(source.dtype)
+    marks = call.with_(**{first: Dense(nothing), name: Dense(given)}).run()
+    is_written = marks.data != 0
+    kept = target.full_validity
+    validity = result.full_validity
+    if validity is None and kept is None:
+        return Dense(torch.where(is_written, result.data, target.data), None)
+    ones = torch.ones(target.shape, dtype=torch.int8, device=result.device)
+    mine, its = (ones if v is None else as_int8(v) for v in (validity, kept))
+    # (where the operator writes nothing, both are the same)
+    return Dense(torch.where(is_written, result.data, target.data), torch.where(is_written, mine, its))

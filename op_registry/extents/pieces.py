@@ -77,7 +77,7 @@ def together(known: Known, booleans: Sequence[Tensor], shape: Sequence[int]) -> 
 def with_booleans(extent: Extent, booleans: Sequence[Tensor]) -> Extent:
     """The same extent with these booleans, which may be expanded, for those that factors have of their own."""
     rest = iter(booleans)
-    factors = (f if f.there is None else replace(f, there=narrowed(next(rest), f.along)) for f in extent.factors)
+    factors = (f if f.there is None else replace(f, said=narrowed(next(rest), f.along)) for f in extent.factors)
     return Extent(tuple(factors), extent.is_mask)
 
 

@@ -119,11 +119,13 @@ def _moved(
     gone = [n for n, a in enumerate(labels) if a not in order and there.shape[n] != 1]
     if gone:
         there = as_int8(there.amax(gone, keepdim=True) if there.numel() else there.any(gone[0], keepdim=True))
-    places = [labels.index(a) for a in order if a in labels and a is not None]
+    # (a label may stand for two dimensions of a result, if the factor depends on neither)
+    first = [n for n, a in enumerate(order) if a in labels and a is not None and a not in order[:n]]
+    places = [labels.index(order[n]) for n in first]
     rest = [n for n in range(len(labels)) if n not in places]
     there = there.permute([*places, *rest])
     have = iter(there.shape)
-    there = there.reshape([next(have) if a in labels and a is not None else 1 for a in order])
+    there = there.reshape([next(have) if n in first else 1 for n in range(len(order))])
     if len(order) == len(result):
         return there
     wide = [

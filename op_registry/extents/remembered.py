@@ -15,10 +15,11 @@ from torch._ops import OpOverload
 
 from op_registry.extents import ends
 from op_registry.extents.factors import Boolean, Extent, Factor, confined, conjunction, extent_of, said_of, with_extent
-from op_registry.extents.follow import Mask, Outcome
+from op_registry.extents.follow import RECORDS, Mask, Outcome, is_all_valid
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import intersect
 from op_registry.rule import Rule, Run
+from op_registry.sparse.permuted import AnyRecord, Permuted
 
 # Extents of a call's results, with how their masks follow; None for a result without one.
 Plan = list["tuple[Extent | None, Mask] | None"]
@@ -27,6 +28,11 @@ _MOST = 8192
 
 _STATIC = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def forget() -> None:
+    """Find out anew what every call's results know: a function of this package has been exchanged."""
+    _plans.clear()
 
 
 class PartOfEach(Dense):
@@ -44,7 +50,7 @@ def remembered(
     outcome: Callable[[Run, Rule, OpOverload, Sequence[Any], Mapping[str, Any]], Any],
 ) -> Any:
     """The results of a call; `outcome` finds them, and their extents, the first time."""
-    records: list[Dense] = []
+    records: list[AnyRecord] = []
     key = _key((*args, *kwargs.items()), records)
     if key is None:
         return _each(outcome(run, rule, op, args, kwargs), finished)
@@ -53,23 +59,26 @@ def remembered(
     if plan is None:
         return _first(key, records, run, rule, op, args, kwargs, outcome)
     result = run(*args, **kwargs)
-    if isinstance(result, Dense):
+    if isinstance(result, RECORDS):
         return _as_planned(result, plan[0], records)
     told = iter(plan)
     return _each(result, lambda r: _as_planned(r, next(told), records))
 
 
-def _key(values: Sequence[Any], records: list[Dense]) -> tuple[Any, ...] | None:
+def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | None:
     """What the extents of results depend on; None if that can't be told without values. Collects the records."""
     key: list[Any] = []
     for value in values:
-        if isinstance(value, Dense):
-            if type(value.data) not in _PLAIN:
+        if isinstance(value, RECORDS):
+            base = value.base if isinstance(value, Permuted) else value
+            if type((base if isinstance(base, Dense) else base.values).data) not in _PLAIN:
                 return None
             records.append(value)
             extent = value.extent
-            known = (value.validity is None) if extent is None else extent.number + 2
-            key += (value.data.shape, value.data.device, known)
+            known = is_all_valid(value) if extent is None else extent.number + 2
+            key += (value.shape, value.device, known)
+            if not isinstance(base, Dense):
+                key.append(base.pattern.layout)
         elif type(value) in _STATIC:
             key.append(value)
         elif type(value) is float:
@@ -101,10 +110,10 @@ class Root(Boolean):
 class _Making:
     """The making of a plan: operands with roots in place of their booleans, and the rule's own results."""
 
-    def __init__(self, records: Sequence[Dense], run: Run) -> None:
+    def __init__(self, records: Sequence[AnyRecord], run: Run) -> None:
         self.reads, self.run, self.raw = False, run, None
-        self.originals: dict[int, Dense] = {}
-        self.standing: list[Dense] = []
+        self.originals: dict[int, AnyRecord] = {}
+        self.standing: list[AnyRecord] = []
         for i, record in enumerate(records):
             extent = record.extent
             if extent is not None:
@@ -112,24 +121,24 @@ class _Making:
                     Factor(f.along, Root(said_of(record, f), (i, j), self)) for j, f in enumerate(extent.factors)
                 ]
                 extent = Extent(tuple(factors), extent.is_mask)
-            standing = Dense(record.data, record.validity, extent)
+            standing = with_extent(record, extent)
             self.originals[id(standing)] = record
             self.standing.append(standing)
 
     def on_originals(self, *args: Any, **kwargs: Any) -> Any:
-        def original(record: Dense) -> Dense:
+        def original(record: AnyRecord) -> AnyRecord:
             return self.originals.get(id(record), record)
 
         self.raw = self.run(
-            *[map_tensors(original, a, Dense) for a in args],
-            **{k: map_tensors(original, v, Dense) for k, v in kwargs.items()},
+            *[map_tensors(original, a, RECORDS) for a in args],
+            **{k: map_tensors(original, v, RECORDS) for k, v in kwargs.items()},
         )
         return self.raw
 
 
 def _first(
     key: Any,
-    records: Sequence[Dense],
+    records: Sequence[AnyRecord],
     run: Run,
     rule: Rule,
     op: OpOverload,
@@ -139,8 +148,8 @@ def _first(
 ) -> Any:
     making, told = _Making(records, run), ends.told
     standing = iter(making.standing)
-    args = [map_tensors(lambda _: next(standing), a, Dense) for a in args]
-    kwargs = {k: map_tensors(lambda _: next(standing), v, Dense) for k, v in kwargs.items()}
+    args = [map_tensors(lambda _: next(standing), a, RECORDS) for a in args]
+    kwargs = {k: map_tensors(lambda _: next(standing), v, RECORDS) for k, v in kwargs.items()}
     result = outcome(making.on_originals, rule, op, args, kwargs)
     raw, outcomes = _flat(making.raw), _flat(result)
     if any(r is record for r in raw for record in records):
@@ -171,8 +180,8 @@ def _each(result: Any, change: Callable[[Any], Any]) -> Any:
     return change(result)
 
 
-def _as_planned(result: Any, told: tuple[Extent | None, Mask] | None, records: Sequence[Dense]) -> Any:
-    if told is None or not isinstance(result, Dense) or any(result is record for record in records):
+def _as_planned(result: Any, told: tuple[Extent | None, Mask] | None, records: Sequence[AnyRecord]) -> Any:
+    if told is None or not isinstance(result, RECORDS) or any(result is record for record in records):
         return result
     extent, mask = told
     if extent is not None and any(f.said is not None for f in extent.factors):
@@ -185,7 +194,7 @@ def _as_planned(result: Any, told: tuple[Extent | None, Mask] | None, records: S
     return finished(Outcome(result, extent, mask))
 
 
-def _replayed(said: Tensor | Boolean | None, records: Sequence[Dense], made: dict[int, Any]) -> Any:
+def _replayed(said: Tensor | Boolean | None, records: Sequence[AnyRecord], made: dict[int, Any]) -> Any:
     """The boolean that was computed of the operands of the first call, of those of this one."""
     if not isinstance(said, Boolean):
         return said

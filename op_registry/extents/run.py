@@ -9,12 +9,22 @@ from torch._ops import OpOverload
 
 from op_registry.bound import Bound
 from op_registry.dimensions import AtIndices, Indexed, Joined, Labels, OfSizes, Reshaped, View
-from op_registry.extents import indices, joins, samples, slices
-from op_registry.extents.follow import RECORDS, any_stored, depends_at, followed, refuse, roles_of_positions
+from op_registry.extents import indices, joins, particular, samples, slices
+from op_registry.extents.follow import (
+    RECORDS,
+    any_stored,
+    depends_at,
+    followed,
+    records_of,
+    refuse,
+    role_at,
+    roles_of_positions,
+)
 from op_registry.extents.remembered import remembered
 from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY, REFUSED
 from op_registry.laws.whole_slices import WHOLE_SLICES
-from op_registry.rule import Rule, Run
+from op_registry.records.dense import Dense
+from op_registry.rule import Rule, Run, packet_name
 from op_registry.sparse.record import NotLowered
 
 # Runs a call with the labels of its dimensions, and gives the results their extents.
@@ -49,6 +59,8 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
         return samples.reshaped(call, run)
     labels = call.labels
     if labels is None:
+        if particular.reads_what_is_valid(call):
+            return call.map(lambda record: Dense(record.data, record.validity), Dense).applied(run)
         dims = rule.dims
         why = "its rule does not state its dimensions" if dims is None else f"of its dimensions, {dims}"
         raise refuse(call, why)
@@ -68,6 +80,8 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         return indices.written
     if isinstance(dims, Joined):
         return joins.joined
+    if isinstance(dims, Indexed) and dims.writes:
+        return indices.written
     if isinstance(dims, (Indexed, AtIndices)):
         return indices.looked_up
     if isinstance(dims, View) and depends_at(call, labels, "selected"):
@@ -76,15 +90,31 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         return samples.moved
     if depends_at(call, labels, "front"):
         return samples.sorted_to_the_front
+    if "window" in labels.roles.values() and _has_windows_of_its_own(call, labels):
+        raise refuse(call, "windows of each sample's own size would give results of other sizes")
     if "window" in roles:
         if call.rule.name.startswith("unfold"):
             return slices.unfolded
         return samples.windowed
     if category is WHOLE_SLICES and roles - {None}:
         raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")
+    special = particular.BY_NAME.get(packet_name(call.op))
+    if special is not None:
+        return special
     if roles & {"parameter", "indexed", "selected"}:
         raise refuse(call, "it may read positions of other samples")
     return _ordinary
+
+
+def _has_windows_of_its_own(call: Bound, labels: Labels) -> bool:
+    """Whether what is there differs along a dimension of the windows: one that a single operand has, of a kernel."""
+    return any(
+        role_at(labels, labels.operands[name], d) == "contracted"
+        and not any(labels.operands[name][d] in dims for other, dims in labels.operands.items() if other != name)
+        for name, record in list(records_of(call).items())[1:]
+        if record.extent is not None
+        for d in record.extent.positions
+    )
 
 
 def _ordinary(call: Bound, labels: Labels, run: Run) -> Any:

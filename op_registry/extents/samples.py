@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
+from op_registry.dimensions import Dimension, Labels
 from op_registry.extents import regroup
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
@@ -31,9 +32,10 @@ from op_registry.extents.factors import (
 )
 from op_registry.extents.follow import any_stored, only_padded, records_of, refuse, sizes_of, with_factors
 from op_registry.extents.regroup import carried
+from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool, as_int8, intersect
-from op_registry.rule import Rule, Run
+from op_registry.rule import Rule, Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
 from op_registry.sparse.record import NotLowered
 
@@ -67,7 +69,7 @@ def ends(record: Dense, dim: int, k: int, last: bool = False) -> Dense:
     return _gathered(record, dim, order, [*kept, factor], record.extent is not None and record.extent.is_mask)
 
 
-def positions(record: Dense, dim: int) -> Dense:
+def positions(record: AnyRecord, dim: int) -> Dense:
     """int64: how many positions of the sample come before each along `dim`; of the dimensions on which that depends."""
     gone = [f for f in factors_of(record) if f.along[dim] is not None]
     there = conjunction(gone)
@@ -111,7 +113,7 @@ def _within(record: Dense, dim: int, source: Callable[[Tensor, Tensor], Tensor])
 def moved(call: Bound, labels: Labels, run: Run) -> Dense:
     """flip and roll: along dimensions that number positions within each sample, along others as torch does."""
     record = next(iter(call.tensors.values()))
-    name = call.rule.name
+    name = packet_name(call.op)
     dims = [d % record.ndim for d in call.named.get("dims") or ()]
     if name not in ("flip", "roll") or not dims:
         raise refuse(call, "it moves elements across dimensions that number positions or samples")
@@ -122,7 +124,7 @@ def moved(call: Bound, labels: Labels, run: Run) -> Dense:
 
 def _moved_along(call: Bound, record: Dense, dim: int, shift: int) -> Dense:
     assert record.extent is not None
-    flips = call.rule.name == "flip"
+    flips = packet_name(call.op) == "flip"
     if not record.extent.numbers(dim):
         change = {"dims": [dim]} if flips else {"dims": [dim], "shifts": [shift]}
         first = next(iter(call.named))
@@ -257,12 +259,38 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     if record.validity is None:
         record = Dense(record.data, conjunction(factors_of(record)), record.extent)
     padded = only_padded(records_of(call))
-    result = call.with_(**{name: record}).run(rule)
+    lead = record.shape[: record.ndim - len(_windows(labels, dims))]
+    by_itself = len(call.tensors) == 1 and all(labels.role_of(d) is None for d in dims[: len(lead)])
+    if by_itself and (
+        len(lead) == 1 or any(f.along[d] is not None for f in factors_of(record) for d in range(1, len(lead)))
+    ):
+        flat = _reshaped(record, (math.prod(lead), 1, *record.shape[len(lead) :]))
+        result = call.with_(**{name: flat}).run(rule)
+        result = _like(result, [_reshaped(r, (*lead, *r.shape[2:])) for r in _each(result)])
+    else:
+        result = call.with_(**{name: record}).run(rule)
     if not padded:
         return result
     # Every window of a sample's own then has a result, and no other has.
     of_mask = [Dense(r.data, r.validity, r.extent and extent_of(r.extent.factors, is_mask=True)) for r in _each(result)]
     return tuple(of_mask) if isinstance(result, tuple) else of_mask[0]
+
+
+def _windows(labels: Labels, dims: Sequence[Dimension]) -> list[Dimension]:
+    return [d for d in dims if labels.role_of(d) == "window"]
+
+
+def _like(result: Any, changed: Sequence[Dense]) -> Any:
+    return tuple(changed) if isinstance(result, tuple) else changed[0]
+
+
+def _reshaped(record: Dense, size: Sequence[int]) -> Dense:
+    """The same elements in other sizes, with dimensions of samples merged or split."""
+    validity = record.validity
+    factors = [regroup.reshaped(f, record.shape, size) for f in factors_of(record)]
+    is_mask = record.extent is not None and record.extent.is_mask
+    v = None if validity is None else reshape_validity(validity, record.shape, size)
+    return Dense(record.data.reshape(size), v, extent_of(factors, is_mask))
 
 
 def _each(result: Any) -> Sequence[Dense]:

@@ -115,7 +115,7 @@ def _dim(call: Bound, record: AnyRecord, name: str = "dim") -> int:
 
 def _slice(call: Bound, record: AnyRecord) -> list[list[Cut]]:
     start, end = call["start"], call["end"]
-    stop = _TO_THE_END if end is None or known_to_hold(end >= _TO_THE_END) else end
+    stop = _TO_THE_END if end is None or (type(end) is int and end >= _TO_THE_END) else end
     return [[Cut(_dim(call, record), start or 0, stop, call["step"])]]
 
 
@@ -190,7 +190,8 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
         if along.from_start:
             batch_end(f"{cut.before}-k:]", f"masked_dispatch.last(x, {dim}, k)")
         return known.moved_by(taken), False
-    counts = known_to_hold(cut.stop >= 0) and not known_to_hold(cut.stop >= size)
+    to_the_end = cut.stop is _TO_THE_END or known_to_hold(cut.stop >= size)
+    counts = not to_the_end and known_to_hold(cut.stop >= 0)
     if not along.from_start and (counts or cut.step != 1):
         raise refuse(
             call,
@@ -216,7 +217,7 @@ def _taken(there: Tensor, dim: int, part: slice) -> Tensor:
 def _warn_of_index(along: Positions, cut: Cut) -> None:
     if cut.start == -1 and along.from_start:
         batch_end(str(cut), f"masked_dispatch.last(x, {cut.dim})")
-    elif cut.start == 0 and not along.from_start:
+    elif cut.start == 0 and along.contiguous and not along.from_start:
         batch_end(str(cut), f"masked_dispatch.first(x, {cut.dim})")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
@@ -15,28 +16,29 @@ from op_registry.sparse.permuted import Permuted, shown
 from op_registry.sparse.record import Sparse, with_sparse_dims
 
 
-def validity_over(record: Sparse | Permuted, gone: Sequence[int]) -> Tensor:
-    """Where a record has a valid element over the dimensions `gone`, which get size 1: int8.
+def validity_over(record: Sparse | Permuted, gone: Sequence[int]) -> Callable[[], Tensor]:
+    """What computes where a record has a valid element over the dimensions `gone`, which get size 1: int8.
 
-    Remembered with the pattern where all that is stored is valid.
+    It keeps no values; where all that is stored is valid, its result is remembered with the pattern.
     """
     base, groups = shown(record)
-    if base.values.validity is not None:
-        return as_int8(record.count(gone, keepdim=True) > 0)
+    pattern, values = base.pattern, base.values
+    sizes = list(values.data.shape)
+    if values.validity is None:  # one element of each is enough: its others are as valid
+        for d in [d for dim in gone for d in groups[dim] if d >= pattern.ndim]:
+            sizes[d - pattern.ndim + pattern.lead] = 1
+    like = torch.ones((), dtype=torch.int8, device=values.device).expand(sizes)
+    valid = Sparse(Dense(like, values.validity), pattern)
+    shape = [1 if dim in gone else size for dim, size in enumerate(record.shape)]
 
-    def counted() -> Tensor:
-        values = base.values.data  # one element of each is enough: its others are as valid
-        for dim in gone:
-            for d in groups[dim]:
-                if d >= base.pattern.ndim:
-                    values = values[(slice(None),) * (d - base.pattern.ndim + base.pattern.lead) + (slice(1),)]
-        one = Sparse(Dense(values.detach()), base.pattern)
-        return as_int8((record.like(one) if isinstance(record, Permuted) else one).count(gone, keepdim=True) > 0)
+    def over() -> Tensor:
+        count = valid.count_over([d for dim in gone for d in groups[dim]], keepdim=True)
+        return as_int8(count.permute([d for group in groups for d in group]).reshape(shape) > 0)
 
-    kept = [d for dim, group in enumerate(groups) if dim not in gone for d in group if d >= base.pattern.ndim]
-    sizes = (base.shape[d] for d in kept)
-    found: Tensor = base.pattern.cached(("valid over", tuple(gone), groups, *sizes), counted)
-    return found
+    if values.validity is not None:
+        return over
+    key = ("valid over", tuple(gone), groups, *sizes[pattern.lead :])
+    return lambda: pattern.cached(key, over)
 
 
 def masked(record: Sparse | Permuted, there: Tensor) -> Sparse | Permuted:

@@ -3,13 +3,12 @@
 call            an operator on records: by its lowering if one of them is sparse, else by its dense rule
 call_broadcast  an elementwise operator of two records that broadcast
 broadcast_to    a sparse record expanded to a larger shape
-rows_of         the operand on whose stored rows a rule may run
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,26 +44,6 @@ def refuse_permuted(*records: AnyRecord | None) -> None:
     """NotLowered if a record has dense dimensions before sparse ones."""
     if any(isinstance(r, Permuted) for r in records):
         raise NotLowered("an operand has dense dimensions before sparse ones")
-
-
-@overload
-def dense_or_none(x: None) -> None: ...
-@overload
-def dense_or_none(x: AnyRecord) -> Dense: ...
-@overload
-def dense_or_none(x: AnyRecord | None) -> Dense | None: ...
-def dense_or_none(x: AnyRecord | None) -> Dense | None:
-    """A record stored densely, or None: for operands no larger than the result, which is dense."""
-    return x if x is None else to_dense(x)
-
-
-def rows_of(x: AnyRecord, *others: object) -> Sparse:
-    """The operand whose rows are processed: sparse, with dense dimensions; NotLowered if another operand is sparse."""
-    if not isinstance(x, Sparse) or any(isinstance(other, (Sparse, Permuted)) for other in others):
-        raise NotLowered("an operand other than the first is sparse")
-    if not x.dense_sizes or x.shape[-1] == 0:
-        raise NotLowered("the dimension that it works on is sparse, or empty")
-    return x
 
 
 def broadcast_to(x: AnyRecord, shape: Sequence[int]) -> Any:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from test_padded_batches import LENGTHS, RIGHT_OR_LEFT, batch, with_mean_joined
-from torch import Tensor
+from torch import Tensor, nn
+from torch._higher_order_ops import scan, while_loop
+from torch.nn import functional as F
 
 import masked_dispatch as md
 from compiled_regions import compiled
+from masked_dispatch import MaskedSemanticsError
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 LONGER = [6, 2, 3, 5, 1]
@@ -36,6 +39,7 @@ def check(run: Callable[[Tensor], Tensor], function: Callable[[Tensor], Tensor],
     torch.testing.assert_close(compiled_leaf.grad.to_tensor(0), leaf.grad.to_tensor(0), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:x.* 0. is an end of the batch:masked_dispatch.BatchEndWarning")  # in the loop
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", ["features joined", "chomp", "heads", "steps stacked", "sorted"])
 def test_a_graph_for_one_batch_serves_others_of_its_size(name: str, side: str) -> None:
@@ -91,3 +95,101 @@ def test_layouts_that_meet_are_an_assertion_of_the_graph() -> None:
     for other in (batch(2)[0], batch(2, side="left", lengths=[4, 2, 1, 3])[0]):
         with pytest.raises(RuntimeError, match=r"add: two operands have samples at different places along dimension 1"):
             run(left, other)
+
+
+def test_an_assignment_in_a_graph_makes_no_position_be_there() -> None:
+    def write(x: Tensor) -> Tensor:
+        y = x * 1
+        y[:, 1] = 5.0
+        return y.mul_(2)
+
+    run, _ = compiled(write)
+    same(run(batch(2)[0]), write(batch(2)[0]))
+
+
+def test_views_that_a_graph_takes_and_returns_have_their_own_masks() -> None:
+    run, _ = compiled(lambda x: (x.mT, x[:, :-1]))
+    x, _ = batch(2)
+    for found, expected in zip(run(x[:, 1:]), (x[:, 1:].mT, x[:, 1:-1]), strict=True):
+        same(found, expected)
+        assert found.get_data().data_ptr() == expected.get_data().data_ptr()
+    with pytest.raises(MaskedSemanticsError, match="leaves out positions at each sample's end"):
+        run(x)[1].zero_()
+
+
+def test_padded_names_its_dimensions_where_values_cannot_be_read() -> None:
+    run, _ = compiled(lambda x: md.padded(x, dim=1).flip(1))
+    x, _ = batch(2)
+    same(run(x.without_extent()), x.flip(1))
+    run, _ = compiled(lambda x: md.padded(x))
+    with pytest.raises(Exception, match=r"cannot be read here.*name those that number positions, dim=1"):
+        run(x.without_extent())
+
+
+def test_branches_and_steps_carry_extents() -> None:
+    def by_cond(x: Tensor) -> Tensor:
+        return torch.cond(x.count() > 7, lambda x: (x * 2,), lambda x: (x.softmax(1),), (x,))[0]
+
+    def by_loop(x: Tensor) -> Tensor:
+        return while_loop(lambda n, h: n < 3, lambda n, h: (n + 1, h * 0.5 + x), (torch.tensor(0), x))[1]
+
+    x, _ = batch(2)
+    for function, expected in ((by_cond, x * 2), (by_loop, (((x * 0.5 + x) * 0.5) + x) * 0.5 + x)):
+        run, _ = compiled(function)
+        same(function(x), expected)
+        same(run(x), expected)
+    with pytest.raises(MaskedSemanticsError, match=r"value 0 of shape .* knows of other padding in one branch"):
+        torch.cond(x.count() > 7, lambda x: (x.without_extent() * 2,), lambda x: (x * 2,), (x,))
+    with pytest.raises(MaskedSemanticsError, match="torch's scan does not carry that yet"):
+        scan(lambda carry, row: (carry * row, row), x[:, 0], x.transpose(0, 1))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own LeafSpec, in export and its copies
+def test_an_exported_program_takes_an_extent_that_is_not_the_mask(strict: bool) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return with_mean_joined(x)[:, 1:]
+
+    shapes = ({0: torch.export.Dim("batch", min=2), 1: torch.export.Dim("length", min=3)},)
+    x, y, left = batch(2)[0], batch(2, lengths=LONGER)[0], batch(2, side="left")[0]
+    only_padded = md.export(Model(), (x,), dynamic_shapes=shapes, strict=strict).module()
+    data, mask = only_padded((y.get_data(), y.get_mask()))
+    assert mask.tolist() == Model()(y).get_mask().tolist()
+    torch.testing.assert_close(data, Model()(y).to_tensor(0), rtol=1e-12, atol=1e-12)
+    with pytest.raises(RuntimeError, match=r"a batch is padded otherwise than the example of this program.* sp-"):
+        only_padded((left.get_data(), left.get_mask()))
+    with_missing = [z.mask_with(torch.arange(z.shape[1])[:, None] != 1) for z in (x, y)]
+    program = md.export(Model(), (with_missing[0],), dynamic_shapes=shapes, strict=strict)
+    found = program.module()((with_missing[1].get_data(), with_missing[1].get_mask(), with_missing[1].extent))
+    expected = Model()(with_missing[1])
+    assert [t.tolist() for t in found[1:]] == [expected.get_mask().tolist(), expected.extent.tolist()]
+    torch.testing.assert_close(found[0], expected.to_tensor(0), rtol=1e-12, atol=1e-12)
+    assert not any("masked_dispatch" in str(node.target) for node in program.graph.nodes)
+
+
+def test_the_lines_of_two_ones_in_graphs() -> None:
+    kernel = torch.ones(1, 1, 3)
+
+    def lines(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            F.conv1d(x, kernel, padding=2)[..., :-2].count(2),
+            F.conv1d(F.pad(x, (1, 1)), kernel).count(2),
+            F.conv_transpose1d(x, torch.ones(1, 1, 4), stride=2)[..., 1:-1].count(2),
+            F.interpolate(x, scale_factor=2.0, mode="linear").count(2),
+        )
+
+    run, backend = compiled(lines)
+    for lengths in ([4, 2], [1, 4]):
+        x = md.padded(md.from_lengths(torch.ones(2, 4), torch.tensor(lengths)))[:, None]
+        counts = [2 * n for n in lengths]
+        assert [t.flatten().tolist() for t in run(x)] == [lengths, lengths, counts, counts]
+    assert backend.graphs == 1
+
+
+def test_modules_in_graphs() -> None:
+    layer = nn.TransformerEncoderLayer(2, 1, 4, dropout=0.0, batch_first=True, dtype=torch.float64)
+    run, backend = compiled(layer)
+    check(run, layer, batch(2)[0])
+    check(run, layer, batch(2, lengths=[1, 4, 3, 0])[0])
+    assert backend.graphs == 1

@@ -31,7 +31,7 @@ def batch(hidden: float = torch.nan) -> md.MaskedTensor:
 
 def test_text() -> None:
     whole = md.padded(md.masked_tensor(torch.arange(8.0).view(2, 4), THERE))
-    texts = [whole, batch(), batch().flip(1), whole.int(), whole.to(torch.complex64), whole[:1], whole > 2]
+    texts = [whole, batch(), batch().flip(1), whole.int(), whole.to(torch.complex64), whole[:1], whole > 2, whole * 0]
     expect(
         "\n".join(map(str, texts)),
         """\
@@ -50,7 +50,9 @@ masked_tensor([[0.+0.j, 1.+0.j, 2.+0.j, 3.+0.j],
 masked_tensor([[0., 1., 2., 3.]], valid=4/4, True=valid)
 masked_tensor([[False, False, False,  True],
                [ True,  True,      ,      ]], valid=6/6, padded to (2, 4),
-              True=valid)""",
+              True=valid)
+masked_tensor([[0., 0., 0., 0.],
+               [0., 0.,   ,   ]], valid=6/6, padded to (2, 4), True=valid)""",
     )
 
 

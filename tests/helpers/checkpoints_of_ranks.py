@@ -32,6 +32,10 @@ SAVED: dict[str, Any] = {
     "all valid": md.as_masked_tensor(DATA),
     "nothing valid": md.masked_tensor(DATA, torch.zeros(4, 6, dtype=torch.bool)),
     "a single number": md.masked_tensor(torch.tensor(2.0), torch.tensor(False)),
+    "padded": md.padded(md.masked_tensor(DATA, MASK), torch.arange(6) < torch.tensor([[4], [2], [6], [5]])),
+    "padded, packed": md.padded(md.from_lengths(DATA, torch.tensor([6, 5, 1, 0]))).to_packed(),
+    "padded, coo": md.padded(md.from_lengths(DATA, torch.tensor([6, 5, 1, 0]))).to_sparse(),
+    "only padded": md.padded(md.from_lengths(DATA, torch.tensor([6, 5, 1, 0]))),
     "bfloat16": md.masked_tensor(DATA.bfloat16(), MASK),
     "complex": md.masked_tensor(DATA.to(torch.complex64), MASK),
     "bool": md.masked_tensor(DATA > 5, MASK),
@@ -42,7 +46,8 @@ SAVED: dict[str, Any] = {
 def emptied(name: str) -> Any:
     """A tensor to load into: of the same dtype, shape and storage, and all valid zeros."""
     x = SAVED[name]
-    return STORAGES.get(name, lambda zeros: zeros)(md.as_masked_tensor(torch.zeros(x.shape, dtype=x.dtype)))
+    stored = STORAGES.get(name.removeprefix("padded, "), lambda zeros: zeros)
+    return stored(md.as_masked_tensor(torch.zeros(x.shape, dtype=x.dtype)))
 
 
 def check(name: str) -> Any:

@@ -76,6 +76,13 @@ def updated(arrived: Tensor) -> Tensor:
 def same(actual: Any, expected: Any) -> None:
     assert type(actual) is type(expected), (actual, expected)
     assert_close(actual, expected, rtol=0, atol=0)
+    if isinstance(expected, md.MaskedTensor):
+        assert known_of(actual) == known_of(expected)
+
+
+def known_of(x: Any) -> Any:
+    """What is known of the extent, and where it is; None without one."""
+    return None if x.extent is None else (x._extent.known, x.extent.tolist())
 
 
 def all_same(actual: Sequence[Any], expected: Sequence[Any]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed import _functional_collectives as functional
+from torch.distributed import checkpoint
 from torch.distributed import group as groups
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import masked_dispatch as md
 from op_registry import MaskedSemanticsError
@@ -200,7 +205,7 @@ def different(rank: int, ranks: int) -> None:
                 ValueError,
                 call,
                 "the ranks of the group know differently which positions of their tensors are there: rank 0 has "
-                "float32 of shape (2, 3, 2) whose positions are there by samples along 0, first positions along 1; rank",
+                "float32 of shape (2, 3, 2) whose positions are there by samples along 0, first positions along 1",
                 text,
                 "Pad their batches alike",
             )
@@ -211,4 +216,86 @@ def different(rank: int, ranks: int) -> None:
         lambda: distributed.reduce_scatter(buffer(), parts),
         "reduce_scatter SUM on rank 0: its tensors know differently which of their positions are there",
     )
+    still_works(rank, ranks)
+
+
+@check("distributed tensors: placed, moved, taken apart, and used")
+def of_distributed_tensors(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    for make in (missing, only_padded):
+        x = make(0)
+        for first in (Shard(0), Shard(1), Shard(2), Replicate()):
+            placed = md.distributed.distribute(make(rank), mesh, [first])
+            same(md.distributed.full_tensor(placed), x)
+            for second in (Shard(0), Shard(2), Replicate()):
+                moved = md.distributed.redistribute(placed, mesh, [second])
+                same(md.distributed.full_tensor(moved), x)
+                local = md.distributed.to_local(moved)
+                part = x.chunk(ranks, second.dim)[rank] if isinstance(second, Shard) else x
+                same(local, part)
+                same(md.distributed.full_tensor(md.distributed.from_local(local, mesh, [second])), x)
+        raises(
+            MaskedSemanticsError,
+            lambda x=x: md.distributed.to_local(md.distributed.distribute(x, mesh, [Shard(1)])),
+            "to_local of a tensor of shape (2, 3, 2) with Shard(dim=1): dimension 1 numbers the positions",
+        )
+        for placement in (Shard(0), Replicate()):
+            placed = md.distributed.distribute(x, mesh, [placement])
+            for function in USES:
+                found, expected = md.distributed.full_tensor(function(placed)), function(x)
+                md.testing.assert_close(found, expected)
+                assert (found.extent is None) == (expected.extent is None)
+                if found.extent is not None:
+                    assert found.extent.tolist() == expected.extent.tolist()
+
+
+USES: list[Callable[[Any], Any]] = [
+    lambda x: x * 2 + x,
+    lambda x: x.mean(1),
+    lambda x: x.sum(2),
+    lambda x: x.softmax(1),
+    lambda x: x.transpose(1, 2),
+]
+
+
+@check("distributed tensors: ranks that know differently, and one that has missing values")
+def of_distributed_tensors_that_differ(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    x = only_padded(0) if rank else missing(0)
+    whole = md.distributed.full_tensor(md.distributed.from_local(x, mesh, [Shard(0)]))
+    md.testing.assert_close(whole, torch.cat([missing(0), only_padded(0).without_extent()]), rtol=0, atol=0)
+    assert whole.extent.tolist() == torch.cat([missing(0), only_padded(0)]).extent.tolist()
+    y = x.transpose(1, 2).reshape(2, 3, 2) if rank else x
+    for call in (md.distributed.distribute, md.distributed.from_local):
+        raises(
+            ValueError, lambda call=call: call(y, mesh, [Shard(0)]), "know differently which positions", "rank 0 has"
+        )
+    z = x if rank else x.without_extent()
+    raises(
+        ValueError, lambda: md.distributed.distribute(z, mesh, [Shard(0)]), "rank 0 has float32", "without an extent"
+    )
+
+
+@check("a parallel module, a checkpoint of distributed tensors and sparse storage are refused")
+def of_what_is_refused(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    module = parallelize_module(nn.Linear(2, 4), mesh, ColwiseParallel())
+    text = "knows which of its positions are there, and a parallel module does not carry that"
+    raises(MaskedSemanticsError, lambda: module(missing(rank)), text, "x.without_extent()")
+    module(missing(rank).without_extent())
+    placed = {"x": md.distributed.distribute(missing(rank), mesh, [Shard(0)])}
+    with tempfile.TemporaryDirectory() as folder:
+        raises(
+            checkpoint.CheckpointException,  # type: ignore[arg-type]
+            lambda: checkpoint.save(placed, checkpoint_id=folder, no_dist=True),
+            "and a checkpoint of distributed tensors does not carry that",
+        )
+    x = missing(rank).to_packed()
+    for call in (
+        lambda: distributed.all_reduce(x),
+        lambda: distributed.all_gather([x.without_extent() for _ in range(ranks)], x),
+        lambda: functional.all_reduce(x, "sum", groups.WORLD),
+        lambda: distributed.send(x, 1) if rank == 0 else distributed.recv(x.without_extent(), 0),
+    ):
+        raises(MaskedSemanticsError, call, "a collective of what is stored as torch.jagged does not carry that")
     still_works(rank, ranks)

@@ -343,3 +343,26 @@ def test_the_counter_needs_no_device() -> None:
     with compilations() as counted:
         jax.jit(lambda x: x * 12345.678)(jax.numpy.ones(3))
     assert counted.number >= 1
+
+
+def padded(missing: bool) -> Any:
+    x = md.padded(md.from_lengths(torch.arange(12.0).reshape(2, 3, 2), torch.tensor([3, 1])))
+    return x.mask_with(torch.tensor([[True], [False], [True]])) if missing else x
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("run", [jax_jit, lambda function: function])
+def test_an_extent_goes_to_jax_through_functions_and_back(run: Callable[..., Any], missing: bool) -> None:
+    x = padded(missing)
+    for function in (lambda x: x * 2 + 1, lambda x: x.softmax(1), lambda x: torch.cat([x, x], 2), lambda x: x.sum(2)):
+        found, expected = run(function)(x.to("jax")), function(x)
+        same(found, expected)
+        assert found.cpu()._extent.known == expected._extent.known
+        assert found.cpu()._extent.is_mask == expected._extent.is_mask
+        assert found.cpu().extent.tolist() == expected.extent.tolist()
+
+
+def test_a_write_brings_the_extent_of_what_is_written() -> None:
+    target = md.masked_tensor(torch.zeros(2, 3, 2)).to("jax")
+    target.copy_(padded(missing=True).to("jax"))
+    assert target.cpu().extent.tolist() == padded(missing=True).extent.tolist()

@@ -70,7 +70,7 @@ def test_every_law_layout_dtype_and_device_has_a_name() -> None:
         *(f"P3-{layout}-float32" for layout in ("dense", *LAYOUTS)),
         *(f"P4-{layout}-float32" for layout in LAYOUTS),
         *(f"P5-{layout}-float64" for layout in ("dense", *LAYOUTS)),
-        "P6-float32", "P7-aot_eager-float32", "P8-float32", "dims-float32",
+        "P6-float32", "P7-aot_eager-float32", "P8-float32", "P9-float32", "dims-float32",
     ]  # fmt: skip
     assert found == [f"testing.halved.default-{way}-cpu" for way in ways]
     assert names(instantiate([op.default], subject=SUBJECT)) == found
@@ -116,7 +116,7 @@ def test_laws_layouts_and_dtypes_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"laws": ("P9",)}, "unknown law P9; use one of P1, P2"),
+        ({"laws": ("P10",)}, "unknown law P10; use one of P1, P2"),
         ({"layouts": ("ellpack",)}, "unknown layout ellpack; use one of dense, coo, csr"),
         ({"allow": {"P0-csr": "no"}}, "unknown law P0"),
     ],

@@ -15,6 +15,7 @@ from op_registry.authoring import (
     CONTRACTION,
     Dense,
     MaskedSemanticsError,
+    Unknown,
     all_valid,
     as_int8,
     gradients_may_flow,
@@ -27,7 +28,9 @@ from op_registry.authoring import (
 aten = torch.ops.aten
 
 
-@masked_rule(aten._grouped_mm.default, category=CONTRACTION)
+@masked_rule(
+    aten._grouped_mm.default, category=CONTRACTION, dims=Unknown("matrices are cut into groups where `offs` says")
+)
 def _grouped_mm(
     self: Dense,
     mat2: Dense,

@@ -32,6 +32,8 @@ from op_registry.authoring import (
     NotLowered,
     Permuted,
     Sparse,
+    Unknown,
+    Unsqueezed,
     all_valid,
     call,
     contraction,
@@ -86,7 +88,7 @@ def linear(op: OpOverload, input: Dense, weight: Dense, bias: Dense | None = Non
 # -------------------------------------------------------------------------------------------------------- three factors
 
 
-@masked_rule(aten._trilinear.default, category=CONTRACTION)
+@masked_rule(aten._trilinear.default, category=CONTRACTION, dims=Unsqueezed())
 def _trilinear(
     i1: Dense,
     i2: Dense,
@@ -123,7 +125,11 @@ def _numeric_validity(x: Dense) -> Tensor:
     return torch.ones_like(x.data, dtype=torch.float32) if v is None else v.to(torch.float32)
 
 
-@masked_rule(aten.affine_grid_generator.default, category=CONTRACTION)
+@masked_rule(
+    aten.affine_grid_generator.default,
+    category=CONTRACTION,
+    dims=Unknown("`size` says how many dimensions the grid has"),
+)
 def affine_grid_generator(theta: Dense, size: Sequence[int], align_corners: bool) -> Dense:
     """Each coordinate of the grid is a row of theta times a base point whose coordinates are all valid."""
     grid = aten.affine_grid_generator(theta.filled(0), size, align_corners)

@@ -10,7 +10,8 @@ where `found_inf` is 1, and get `state_steps` that already count this step, whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,26 +19,16 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.optim import adagrad, adam, sgd
 
-from op_registry.authoring import COMPOSITE, masked_rule, packet_name
+from op_registry.authoring import COMPOSITE, Bound, masked_rule, packet_name
 
 aten = torch.ops.aten
-Tensors = Sequence[Tensor]
-SINGLE_TENSOR: dict[str, Any] = {"foreach": False, "fused": False}
 
-
-def unscaled(grads: Tensors, grad_scale: Tensor | None, found_inf: Tensor | None) -> list[Tensor] | None:
-    """The gradients, divided by `grad_scale` in place; None where the step is skipped."""
-    if found_inf is not None and bool(found_inf == 1):
-        return None
-    if grad_scale is not None:
-        for grad in grads:
-            grad.div_(grad_scale)
-    return list(grads)
-
-
-def steps_before(state_steps: Tensors) -> list[Tensor]:
-    """The number of steps before this one."""
-    return [step - 1 for step in state_steps]
+FORMULAS: dict[str, Callable[..., None]] = {
+    "_fused_adam_": adam.adam,
+    "_fused_adamw_": functools.partial(adam.adam, decoupled_weight_decay=True),
+    "_fused_adagrad_": adagrad.adagrad,
+    "_fused_sgd_": sgd.sgd,
+}
 
 
 @masked_rule(
@@ -45,74 +36,30 @@ def steps_before(state_steps: Tensors) -> list[Tensor]:
     aten._fused_adam_.tensor_lr,
     aten._fused_adamw_.default,
     aten._fused_adamw_.tensor_lr,
+    aten._fused_adagrad_.default,
+    aten._fused_adagrad_.tensor_lr,
+    aten._fused_sgd_.default,
+    aten._fused_sgd_.tensor_lr,
     category=COMPOSITE,
-    takes_op=True,
+    takes_call=True,
 )
-def _fused_adam_(
-    op: OpOverload,
-    self: Tensors,
-    grads: Tensors,
-    exp_avgs: Tensors,
-    exp_avg_sqs: Tensors,
-    max_exp_avg_sqs: Tensors,
-    state_steps: Tensors,
-    *,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-    **options: Any,
-) -> None:
-    unscaled_grads = unscaled(grads, grad_scale, found_inf)
-    if unscaled_grads is not None:
-        adam.adam(
-            list(self),
-            unscaled_grads,
-            list(exp_avgs),
-            list(exp_avg_sqs),
-            list(max_exp_avg_sqs),
-            steps_before(state_steps),
-            decoupled_weight_decay=packet_name(op) == "_fused_adamw_",
-            **SINGLE_TENSOR,
-            **options,
-        )
-
-
-@masked_rule(aten._fused_adagrad_.default, aten._fused_adagrad_.tensor_lr, category=COMPOSITE)
-def _fused_adagrad_(
-    self: Tensors,
-    grads: Tensors,
-    state_sums: Tensors,
-    state_steps: Tensors,
-    *,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-    **options: Any,
-) -> None:
-    unscaled_grads = unscaled(grads, grad_scale, found_inf)
-    if unscaled_grads is not None:
-        adagrad.adagrad(
-            list(self), unscaled_grads, list(state_sums), steps_before(state_steps), **SINGLE_TENSOR, **options
-        )
-
-
-@masked_rule(aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr, category=COMPOSITE)
-def _fused_sgd_(
-    self: Tensors,
-    grads: Tensors,
-    momentum_buffer_list: Tensors,
-    *,
-    is_first_step: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-    **options: Any,
-) -> None:
-    """On the first step the buffers are uninitialized; the formula allocates new ones, which we copy into them."""
-    unscaled_grads = unscaled(grads, grad_scale, found_inf)
-    if unscaled_grads is None:
+def fused_step(c: Bound) -> None:
+    """On SGD's first step the buffers are uninitialized; the formula allocates new ones, which we copy into them."""
+    if c.found_inf is not None and bool(c.found_inf == 1):
         return
-    buffers: list[Any] = [None] * len(self) if is_first_step else list(momentum_buffer_list)
-    sgd.sgd(list(self), unscaled_grads, buffers, **SINGLE_TENSOR, **options)
-    if is_first_step and options["momentum"] != 0:
-        for memory, buffer in zip(momentum_buffer_list, buffers, strict=True):
+    if c.grad_scale is not None:
+        for grad in c.grads:
+            grad.div_(c.grad_scale)
+    lists: dict[str, list[Any]] = {n: list(value) for n, value in c.named.items() if isinstance(value, (list, tuple))}
+    options = {n: v for n, v in c.named.items() if n not in (*lists, "grad_scale", "found_inf", "is_first_step")}
+    if "state_steps" in c:
+        lists["state_steps"] = [step - 1 for step in c.state_steps]
+    allocates = "is_first_step" in c and c.is_first_step
+    if allocates:
+        lists["momentum_buffer_list"] = [None] * len(c.self)
+    FORMULAS[packet_name(c.op)](*lists.values(), foreach=False, fused=False, **options)
+    if allocates and c.momentum != 0:
+        for memory, buffer in zip(c.momentum_buffer_list, lists["momentum_buffer_list"], strict=True):
             # copy_ leaves plain memory as it is where the new buffer is invalid; make that 0, not uninitialized.
             memory.zero_()
             memory.copy_(buffer)
@@ -130,7 +77,7 @@ def _fused_sgd_(
     category=COMPOSITE,
     takes_op=True,
 )
-def _fused(op: OpOverload, *lists: Tensors, **options: Any) -> tuple[list[Tensor], ...]:
+def _fused(op: OpOverload, *lists: Sequence[Tensor], **options: Any) -> tuple[list[Tensor], ...]:
     """The in-place step on copies of all lists; returns the copies."""
     copies = [[tensor.clone() for tensor in tensors] for tensors in lists]
     getattr(aten, f"{packet_name(op)}_")(*copies, **options)

@@ -11,23 +11,26 @@ and an invalid target is never used as an index.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from op_registry.authoring import (
     LOSS,
+    Bound,
     Dense,
     Equation,
     Loss,
     Number,
+    Sparse,
     accumulation_dtype,
     aligned_validity,
     all_valid,
     as_bool,
     broadcast_along,
+    data_of,
     fill_where_invalid,
     filled_for_exp,
     gather_along,
@@ -42,7 +45,7 @@ from op_registry.ops.losses.rules import MEAN, NONE, SUM, reduced
 aten = torch.ops.aten
 
 
-def class_dim(x: Dense) -> int:
+def class_dim(x: Dense | Sparse) -> int:
     """The dimension of the classes: (C), (N, C), (N, C, d1, …)."""
     return 1 if x.ndim > 1 else 0
 
@@ -54,16 +57,18 @@ class Labels:
     rows     validity of the rows; None where all are valid
     """
 
-    def __init__(self, self_: Dense, target: Dense, weight: Dense | None, ignore_index: int) -> None:
+    def __init__(self, c: Bound, valid_at: Callable[[Tensor], Tensor | None] | None = None) -> None:
+        """`valid_at` is a function of the classes: the validity of the input at each row's class."""
+        target, ignore_index, x = c.target, c.ignore_index, c.self
         classes = target.data.to(torch.int64) if target.dtype is torch.uint8 else target.data
         classes = fill_where_invalid(classes, target.validity, ignore_index)
-        valid_at_class = intersect(_validity_at_class(self_, classes), _weight_validity(weight, classes))
+        valid_at_class = _validity_at_class(x, classes) if valid_at is None else valid_at(classes)
+        valid_at_class = intersect(valid_at_class, _weight_validity(c.weight, classes))
         if valid_at_class is None:
             self.classes, self.rows = classes, target.validity
             return
         # torch refuses a class out of range, and never reads the input of an ignored row.
-        count = self_.shape[class_dim(self_)]
-        not_read = (classes == ignore_index) | (classes < 0) | (classes >= count)
+        not_read = (classes == ignore_index) | (classes < 0) | (classes >= x.shape[class_dim(x)])
         valid = as_bool(valid_at_class) | not_read
         self.classes = torch.where(valid, classes, ignore_index)
         self.rows = intersect(target.validity, valid)
@@ -99,25 +104,20 @@ def _filled(x: Dense | None, fill: Number) -> Tensor | None:
     aten.nll_loss2d.default,
     aten.nll_loss_nd.default,
     category=LOSS,
-    takes_op=True,
+    takes_call=True,
     dims=Loss(Equation("nc*,n*,c->n*", "c,,c->")),
 )
-def nll_loss(
-    op: OpOverload,
-    self: Dense,
-    target: Dense,
-    weight: Dense | None = None,
-    reduction: int = MEAN,
-    ignore_index: int = -100,
-) -> Dense:
-    labels = Labels(self, target, weight, ignore_index)
-    weights = _filled(weight, 1)
+def nll_loss(c: Bound) -> Dense:
+    return _of_labels(c, c.self.filled(0), Labels(c))
 
-    if is_divided(self.data):
-        losses = op(self.filled(0), labels.classes, None, NONE, ignore_index)
-        losses = _weighted_rows(losses, labels, weights, ignore_index)
-        return _reduced_over_rows(losses, labels, weights, reduction, ignore_index)
-    return _of_all_rows(op(self.filled(0), labels.classes, weights, reduction, ignore_index), labels, reduction)
+
+def _of_labels(c: Bound, scores: Tensor, labels: Labels) -> Dense:
+    """The operator of a call on scores of all classes."""
+    safe = {**c.named, "self": scores, "target": labels.classes, "weight": _filled(c.weight, 1)}
+    if not is_divided(scores):
+        return _of_all_rows(c.op(*safe.values()), labels, c.reduction)
+    losses = c.op(*{**safe, "weight": None, "reduction": NONE}.values())
+    return reduced_over_rows(c, weighted_rows(c, losses, labels), labels)
 
 
 def _of_all_rows(data: Tensor, labels: Labels, reduction: int) -> Dense:
@@ -125,47 +125,44 @@ def _of_all_rows(data: Tensor, labels: Labels, reduction: int) -> Dense:
     return Dense(data, labels.rows if reduction == NONE else Dense(labels.classes, labels.rows).any_valid())
 
 
-def _weights_of_rows(labels: Labels, weights: Tensor | None, ignore_index: int) -> Tensor:
+def _weights_of_rows(c: Bound, labels: Labels) -> Tensor:
     """What a row counts in the mean: its class's weight, 0 where it is ignored."""
-    counted = labels.classes != ignore_index
+    counted = labels.classes != c.ignore_index
+    weights = _filled(c.weight, 1)
     return counted if weights is None else torch.where(counted, weights.take(labels.classes * counted), 0)
 
 
-def _weighted_rows(losses: Tensor, labels: Labels, weights: Tensor | None, ignore_index: int) -> Tensor:
+def weighted_rows(c: Bound, losses: Tensor, labels: Labels) -> Tensor:
     """Losses of rows that are divided among processes, 0 where they are ignored, times their weights.
 
     torch's own mean is that of the processes' means, however many rows each of them ignores; and the derivative of its
     loss_parallel looks up the weights of ignored rows.
     """
-    return losses if weights is None else losses * _weights_of_rows(labels, weights, ignore_index)
+    return losses if c.weight is None else losses * _weights_of_rows(c, labels)
 
 
-def _reduced_over_rows(
-    losses: Tensor, labels: Labels, weights: Tensor | None, reduction: int, ignore_index: int
-) -> Dense:
+def reduced_over_rows(c: Bound, losses: Tensor, labels: Labels) -> Dense:
     """Weighted losses of rows, 0 where they are ignored, reduced."""
-    if reduction not in (MEAN, SUM):
+    if c.reduction not in (MEAN, SUM):
         return Dense(losses, labels.rows)
     total = losses.sum(dtype=accumulation_dtype(losses.dtype))
-    if reduction == MEAN:
-        total = total / _weights_of_rows(labels, weights, ignore_index).sum()
-    return _of_all_rows(total.to(losses.dtype), labels, reduction)
+    if c.reduction == MEAN:
+        total = total / _weights_of_rows(c, labels).sum()
+    return _of_all_rows(total.to(losses.dtype), labels, c.reduction)
 
 
 @masked_rule(
     aten.nll_loss_forward.default,
     aten.nll_loss2d_forward.default,
     category=LOSS,
-    takes_op=True,
+    takes_call=True,
     dims=Loss(Equation("nc*,n*,c->n*,", "c,,c->,")),
 )
-def nll_loss_forward(
-    op: OpOverload, self: Dense, target: Dense, weight: Dense | None, reduction: int, ignore_index: int
-) -> tuple[Dense, Dense]:
+def nll_loss_forward(c: Bound) -> tuple[Dense, Dense]:
     """The loss, and the total weight of the rows in its mean."""
-    labels = Labels(self, target, weight, ignore_index)
-    data, total_weight = op(self.filled(0), labels.classes, _filled(weight, 1), reduction, ignore_index)
-    return _of_all_rows(data, labels, reduction), Dense(total_weight)
+    labels = Labels(c)
+    data, total_weight = c.op(c.self.filled(0), labels.classes, _filled(c.weight, 1), c.reduction, c.ignore_index)
+    return _of_all_rows(data, labels, c.reduction), Dense(total_weight)
 
 
 # -------------------------------------------------------------------------------------------------------- cross entropy
@@ -174,33 +171,17 @@ def nll_loss_forward(
 @masked_rule(
     aten.cross_entropy_loss.default,
     category=LOSS,
+    takes_call=True,
     dims=Loss(Equation("nc*,nc*,c->n*", "nc*,n*,c->n*", "c,c,c->", "c,,c->")),
 )
-def cross_entropy_loss(
-    self: Dense,
-    target: Dense,
-    weight: Dense | None = None,
-    reduction: int = MEAN,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-) -> Dense:
-    if all_valid(self, target, weight):
-        weights = None if weight is None else weight.data
-        return Dense(aten.cross_entropy_loss(self.data, target.data, weights, reduction, ignore_index, label_smoothing))
-    if not self.dtype.is_floating_point:
-        aten.log_softmax(self.data.new_zeros(1), 0)  # raises torch's error
-    if target.dtype.is_floating_point:
-        return _of_probabilities(self, target, weight, reduction, label_smoothing)
-    labels, weights = Labels(self, target, weight, ignore_index), _filled(weight, 1)
-    if label_smoothing != 0:
-        return _smoothed(self, labels, weight, reduction, ignore_index, label_smoothing)
-    scores = _scores(self)
-    if is_divided(scores):
-        losses = aten.cross_entropy_loss(scores, labels.classes, None, NONE, ignore_index)
-        losses = _weighted_rows(losses, labels, weights, ignore_index)
-        return _reduced_over_rows(losses, labels, weights, reduction, ignore_index)
-    data = aten.cross_entropy_loss(scores, labels.classes, weights, reduction, ignore_index)
-    return _of_all_rows(data, labels, reduction)
+def cross_entropy_loss(c: Bound) -> Dense:
+    if all_valid(c.self, c.target, c.weight):
+        return Dense(c.map(data_of, Dense).applied(c.op))
+    if not c.self.dtype.is_floating_point:
+        aten.log_softmax(c.self.data.new_zeros(1), 0)  # raises torch's error
+    if c.target.dtype.is_floating_point:
+        return _of_probabilities(c)
+    return _of_labels(c, _scores(c.self), Labels(c)) if c.label_smoothing == 0 else _smoothed(c, Labels(c))
 
 
 def _scores(x: Dense) -> Tensor:
@@ -240,36 +221,31 @@ def _number_of_classes(x: Dense) -> Tensor | int:
     return n.clamp(min=1) if isinstance(n, Tensor) else n
 
 
-def _smoothed(
-    self: Dense, labels: Labels, weight: Dense | None, reduction: int, ignore_index: int, smoothing: float
-) -> Dense:
+def _smoothed(c: Bound, labels: Labels) -> Dense:
     """(1 - smoothing) · loss + smoothing · mean loss over the row's valid classes."""
-    logp = _log_softmax(self)
-    weights = _filled(weight, 1)
-    if is_divided(self.data):
-        nll = aten.cross_entropy_loss(_scores(self), labels.classes, None, NONE, ignore_index)
-        nll = _weighted_rows(nll, labels, weights, ignore_index)
+    logp = _log_softmax(c.self)
+    if is_divided(c.self.data):
+        nll = aten.cross_entropy_loss(_scores(c.self), labels.classes, None, NONE, c.ignore_index)
+        nll = weighted_rows(c, nll, labels)
     else:
-        nll = aten.nll_loss_nd(logp.filled(0), labels.classes, weights, NONE, ignore_index)
-    uniform_loss = -_weighted(logp, weight).filled(0).sum(class_dim(self)) / _number_of_classes(self)
-    counted = labels.classes != ignore_index
-    losses = torch.where(counted, (1 - smoothing) * nll + smoothing * uniform_loss, 0)
-    return _reduced_over_rows(losses, labels, weights, reduction, ignore_index)
+        nll = aten.nll_loss_nd(logp.filled(0), labels.classes, _filled(c.weight, 1), NONE, c.ignore_index)
+    uniform_loss = -_weighted(logp, c.weight).filled(0).sum(class_dim(logp)) / _number_of_classes(c.self)
+    mixed = (1 - c.label_smoothing) * nll + c.label_smoothing * uniform_loss
+    return reduced_over_rows(c, torch.where(labels.classes != c.ignore_index, mixed, 0), labels)
 
 
-def _of_probabilities(self: Dense, target: Dense, weight: Dense | None, reduction: int, smoothing: float) -> Dense:
+def _of_probabilities(c: Bound) -> Dense:
     """Targets that are probabilities: the sum over the classes that are valid in both input and target."""
-    logp = _log_softmax(self)
-    probabilities: Any = target.filled(0)
+    probabilities: Any = c.target.filled(0)
+    dim, smoothing = class_dim(c.self), c.label_smoothing
     if smoothing > 0:
-        n = _number_of_classes(self)
-        uniform = smoothing / (n if isinstance(n, int) else n.unsqueeze(class_dim(self)))
+        n = _number_of_classes(c.self)
+        uniform = smoothing / (n if isinstance(n, int) else n.unsqueeze(dim))
         probabilities = probabilities * (1 - smoothing) + uniform
-    terms = _weighted(logp, weight)
-    terms = Dense(terms.filled(0) * probabilities, intersect(terms.validity, target.validity))
+    terms = _weighted(_log_softmax(c.self), c.weight)
+    terms = Dense(terms.filled(0) * probabilities, intersect(terms.validity, c.target.validity))
     terms = Dense(terms.data, aligned_validity(terms))
-    losses = -terms.filled(0).sum(class_dim(self))
-    return reduced(Dense(losses, terms.any_valid(class_dim(self))), reduction)
+    return reduced(Dense(-terms.filled(0).sum(dim), terms.any_valid(dim)), c.reduction)
 
 
 # -------------------------------------------------------------------------------------------------------------- margins

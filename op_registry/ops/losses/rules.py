@@ -69,11 +69,15 @@ def of_elements(*fills: Number, zero: bool = False) -> Run:
 
     def loss(op: OpOverload, *args: Any, **kwargs: Any) -> Dense:
         named = bind_by_name(op, args, kwargs)
-        names, reduction = list(named)[: len(fills)], named["reduction"]
-        operands: list[Dense | None] = [named[name] for name in names]
+        names, values = [*named], [*named.values()]
+        at = names.index("reduction")
+        for name in kwargs.keys() & names[: at + 1]:
+            del kwargs[name]  # (passed in its place below)
+        operands: list[Dense | None] = values[: len(fills)]
+        reduction, given = named["reduction"], values[at + 1 : len(args)]
 
         def losses(tensors: Sequence[Tensor | None], reduction: int) -> Any:
-            return op(**{**named, **dict(zip(names, tensors, strict=True)), "reduction": reduction})
+            return op(*tensors, *values[len(fills) : at], reduction, *given, **kwargs)
 
         validity = valid_in_all(*operands)
         if validity is None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from op_registry.authoring import (
     Bound,
     Dense,
     NotLowered,
     Sparse,
-    as_bool,
-    as_int8,
     call,
     distance,
     grid_coordinates,
@@ -25,7 +24,8 @@ from op_registry.authoring import (
     valid_in_all,
 )
 from op_registry.ops.losses import rules as losses
-from op_registry.ops.losses.rules import NONE, SUM, reduced
+from op_registry.ops.losses.classification import Labels, class_dim, reduced_over_rows, weighted_rows
+from op_registry.ops.losses.rules import reduced
 
 aten = torch.ops.aten
 
@@ -57,37 +57,25 @@ def triplet_margin_loss(c: Bound) -> Dense:
 
 @on_call(sparse="self", dense="weight", eager=True, elements=True)
 def nll_loss(c: Bound) -> Dense:
-    """Look up the stored element at each row's class, then reduce as in classification.py."""
+    """The stored element at each row's class, in place of torch's kernel."""
     raise_error_of_torch(c)
-    self, target, weight, reduction, ignore_index = c.self, c.target, c.weight, c.reduction, c.ignore_index
-    dim = 1 if self.ndim > 1 else 0
-    classes = self.shape[dim]
-    targets = to_dense(target).map(lambda t: t.reshape(-1))  # one value per row
-    labels = targets.filled(ignore_index).to(torch.int64)
-    ignored = labels == ignore_index
-    out_of_range = (~ignored & ((labels < 0) | (labels >= classes))).nonzero()[:1, 0]
-    one_row = torch.zeros((1, classes), dtype=self.dtype, device=self.device)
-    aten.nll_loss(one_row, labels[out_of_range if len(out_of_range) else slice(1)])  # raises torch's error
-    index = labels.clamp(0, classes - 1)
-    rows = list(grid_coordinates(target.shape, self.device)) if target.ndim else []
-    at_label = lookup(self, [*rows[:dim], index, *rows[dim:]])
-    weights = None if weight is None else weight.map(lambda t: t.index_select(0, index))
-    validity = valid_in_all(at_label, weights)
-    valid_at_label = as_bool(validity) if validity is not None else torch.ones_like(ignored)
-    counted = valid_at_label & ~ignored
-    w = torch.ones((), dtype=self.dtype, device=self.device) if weights is None else weights.filled(1)
-    unreduced = torch.where(counted, -torch.where(counted, at_label.data, 0) * w, 0)
-    valid = valid_at_label | ignored
-    if targets.valid is not None:
-        valid = valid & targets.valid
-    if reduction == NONE:
-        return Dense(unreduced, as_int8(valid)).map(lambda t: t.reshape(target.shape))
-    total, exists = unreduced.sum(), valid.any()
-    if reduction == SUM:
-        return Dense(total, as_int8(exists))
-    denominator = torch.where(counted, w, 0).sum().to(total.dtype)
-    # Without valid rows an invalid 0; if all valid rows are ignored, torch's 0/0.
-    return Dense(total / torch.where(exists, denominator, 1), as_int8(exists))
+    x, c = c.self, c.with_(target=to_dense(c.target))  # one value per row
+    dim, rows = class_dim(x), list(grid_coordinates(c.target.shape, x.device)) if c.target.ndim else []
+    at_class = Dense(torch.zeros((), dtype=x.dtype, device=x.device))
+
+    def valid_at(classes: Tensor) -> Tensor | None:
+        nonlocal at_class
+        labels = classes.reshape(-1)
+        refused = (labels != c.ignore_index) & ((labels < 0) | (labels >= x.shape[dim]))
+        first = labels[refused.to(torch.int8).argmax().reshape(1)]  # one that is out of range, if there is one
+        aten.nll_loss(torch.zeros((1, x.shape[dim]), dtype=x.dtype, device=x.device), first)  # raises torch's error
+        index = classes.to(torch.int64).clamp(0, x.shape[dim] - 1).reshape(-1)
+        at_class = lookup(x, [*rows[:dim], index, *rows[dim:]]).map(lambda t: t.reshape(classes.shape))
+        return at_class.validity
+
+    labels = Labels(c, valid_at)
+    losses = torch.where(labels.classes != c.ignore_index, -at_class.data, 0)
+    return reduced_over_rows(c, weighted_rows(c, losses, labels), labels)
 
 
 @on_call(sparse="self", only=(("label_smoothing", 0.0),))

@@ -20,10 +20,10 @@ from op_registry.authoring import (
     MOVEMENT,
     Along,
     Dense,
-    Elementwise,
     Equation,
     MaskedSemanticsError,
     Number,
+    OnDiagonal,
     Repeated,
     Unknown,
     View,
@@ -100,9 +100,7 @@ def repeat_interleave(repeats: Dense, *, output_size: int | None = None) -> Tens
 
 # --------------------------------------------------------------------------- zeros that the operator writes are valid
 
-diag_embed = movement(
-    aten.diag_embed.default, writes=True, dims=Unknown("an element lies in two dimensions of the result")
-)
+diag_embed = movement(aten.diag_embed.default, writes=True, dims=OnDiagonal())
 block_diag = movement(
     aten.block_diag.default, writes=True, dims=Unknown("each operand has rows and columns of its own")
 )
@@ -112,7 +110,9 @@ slice_backward = movement(aten.slice_backward.default, writes=True, dims=View())
 diagonal_backward = movement(aten.diagonal_backward.default, writes=True, dims=View())
 
 
-@masked_rule(aten.tril.default, aten.triu.default, category=MOVEMENT, takes_op=True, dims=Elementwise())
+@masked_rule(
+    aten.tril.default, aten.triu.default, category=MOVEMENT, takes_op=True, dims=Equation("*rc->*rc", selected="rc")
+)
 def tril(op: OpOverload, x: Dense, diagonal: int = 0) -> Dense:
     data, v = op(x.data, diagonal), aligned_validity(x)
     if v is None:

@@ -19,10 +19,14 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     NORMALIZATION,
     Bound,
+    ByArgument,
     Dense,
+    Equation,
     NotLowered,
+    Rule,
     Sparse,
     Spread,
+    Unknown,
     accumulation_dtype,
     bind_by_name,
     masked_slices,
@@ -45,20 +49,7 @@ aten = torch.ops.aten
 FILLS = {"weight": 1, "bias": 0, "running_mean": 0, "running_var": 1}
 
 
-@masked_slices(
-    aten.batch_norm,
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats,
-    aten._native_batch_norm_legit_functional.default,
-    aten._native_batch_norm_legit_no_training.default,
-    aten._batch_norm_no_update.default,
-    aten._batch_norm_with_update.default,
-    aten._batch_norm_with_update_functional.default,
-    aten.instance_norm,
-    category=NORMALIZATION,
-)
-def batch_norm(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
+def of_dense(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
     """By channel: with the batch's statistics while training, with the running ones otherwise.
 
     Of instance_norm, by channel of each sample; running statistics are means over the samples with enough valid
@@ -68,10 +59,62 @@ def batch_norm(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
     return by_channel(op, Channels(x), bind_by_name(op, (x, *args), kwargs))
 
 
-@batch_norm.lowering(Sparse)
+def _stated(*ops: Any, dims: Any) -> Rule:
+    return masked_slices(*ops, category=NORMALIZATION, dims=dims)(of_dense)
+
+
+# By channel, with the batch's statistics or with running ones; (E) and (F) stand for statistics that are not returned.
+_IN_TRAINING, _OTHERWISE = "Nc*,c,c,c,c->Nc*", "nc*,c,c,c,c->nc*"
+batch_norm = _stated(
+    aten.batch_norm,
+    dims=ByArgument("training", Equation(_IN_TRAINING, each="*"), Equation(_OTHERWISE)),
+)
+native_batch_norm = _stated(
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    dims=ByArgument("training", Equation(f"{_IN_TRAINING},c,c", each="*"), Equation(f"{_OTHERWISE},E,F")),
+)
+batch_norm_of_itself = _stated(
+    aten._native_batch_norm_legit.no_stats,
+    dims=Equation("Nc*,c,c->Nc*,c,c", each="*"),
+)
+_functional_batch_norm = _stated(
+    aten._native_batch_norm_legit_functional.default,
+    dims=ByArgument("training", Equation(f"{_IN_TRAINING},c,c,c,c", each="*"), Equation(f"{_OTHERWISE},E,F,c,c")),
+)
+batch_norm_in_evaluation = _stated(
+    aten._native_batch_norm_legit_no_training.default,
+    dims=Equation(f"{_OTHERWISE},E,F"),
+)
+# (Their last results are memory of torch's own.)
+batch_norm_with_reserve = _stated(
+    aten._batch_norm_no_update.default,
+    aten._batch_norm_with_update.default,
+    aten._batch_norm_with_update_functional.default,
+    dims=Unknown("its last result is memory of torch's own"),
+)
+instance_norm = _stated(
+    aten.instance_norm,
+    dims=ByArgument("use_input_stats", Equation("nc*,c,c,c,c->nc*", each="*"), Equation(_OTHERWISE)),
+)
+BATCH_NORMS = (
+    batch_norm,
+    native_batch_norm,
+    batch_norm_of_itself,
+    _functional_batch_norm,
+    batch_norm_in_evaluation,
+    batch_norm_with_reserve,
+    instance_norm,
+)
+
+
 @on_call
 def batch_norm_of_stored(c: Bound) -> Any:
     return by_channel(c.op, StoredChannels(c.first), with_dense_parameters(c))
+
+
+for _rule in BATCH_NORMS:
+    _rule.lowering(Sparse)(batch_norm_of_stored)
 
 
 def by_channel(op: OpOverload, c: Channels, named: Mapping[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from op_registry.authoring import (
     Bound,
     Dense,
     DenseSlices,
+    Equation,
     Moments,
     NotLowered,
     Over,
@@ -27,12 +28,12 @@ from op_registry.authoring import (
     aligned_validity,
     at_elements,
     bind_by_name,
-    dense_or_none,
     masked_slices,
     on_call,
     pattern_of,
     reshape_validity,
     result_dtype,
+    to_dense,
     unravel,
     valid_in_all,
 )
@@ -111,7 +112,8 @@ def with_dense_parameters(c: Bound) -> Mapping[str, Any]:
     """The arguments, with weight and bias dense. Running statistics are written to: NotLowered for sparse ones."""
     if any(isinstance(c.named.get(name), Sparse) for name in ("running_mean", "running_var")):
         raise NotLowered("running statistics are stored sparsely")
-    return {**c.named, **{name: dense_or_none(c.named.get(name)) for name in ("weight", "bias")}}
+    given = {name: c.named.get(name) for name in ("weight", "bias")}
+    return {**c.named, **{name: to_dense(x) for name, x in given.items() if x is not None}}
 
 
 def check_shapes(op: OpOverload, c: Channels, named: Mapping[str, Any], fit: bool) -> None:
@@ -149,8 +151,7 @@ def by_own_statistics(
 # ----------------------------------------------------------------------------------------------------------- group_norm
 
 
-@masked_slices(aten.group_norm, aten.native_group_norm, category=NORMALIZATION)
-def group_norm(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
+def of_dense(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
     """Standardised over each group of channels, scaled and shifted by channel.
 
     native_group_norm also returns each group's statistics, which are differentiable, unlike those of layer_norm.
@@ -158,7 +159,20 @@ def group_norm(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
     return by_groups(op, Channels(x), bind_by_name(op, (x, *args), kwargs))
 
 
+group_norm = masked_slices(
+    aten.group_norm,
+    category=NORMALIZATION,
+    dims=Equation("n(gC)*,(gC),(gC)->n(gC)*", sizes={"g": "num_groups"}, each="*"),
+)(of_dense)
+native_group_norm = masked_slices(
+    aten.native_group_norm,
+    category=NORMALIZATION,
+    dims=Equation("n(gC)*,(gC),(gC)->n(gC)*,ng,ng", sizes={"g": "group"}, each="*"),
+)(of_dense)
+
+
 @group_norm.lowering(Sparse)
+@native_group_norm.lowering(Sparse)
 @on_call
 def group_norm_of_stored(c: Bound) -> Any:
     return by_groups(c.op, StoredChannels(c.first), with_dense_parameters(c))

@@ -22,6 +22,7 @@ from op_registry.authoring import (
     LastDims,
     Moments,
     Over,
+    Unknown,
     accumulation_dtype,
     being_traced,
     by_rule,
@@ -124,13 +125,16 @@ def rms_norm(
 # ------------------------------------------------------------------------------------------------------ norms of slices
 
 
-@masked_slices(aten.renorm, category=NORMALIZATION)
+_BUT_DIM = Unknown("it works on all dimensions but `dim`")
+
+
+@masked_slices(aten.renorm, category=NORMALIZATION, dims=_BUT_DIM)
 def renorm(op: OpOverload, x: Dense, p: float, dim: int, maxnorm: float) -> Dense:
     """Invalid elements contribute 0 to the norm of their slice."""
     return x.like(op(x.filled(0), p, dim, maxnorm))
 
 
-@masked_slices(aten._weight_norm_interface, category=NORMALIZATION)
+@masked_slices(aten._weight_norm_interface, category=NORMALIZATION, dims=_BUT_DIM)
 def _weight_norm_interface(op: OpOverload, v: Dense, g: Dense, dim: int = 0) -> tuple[Dense, Dense]:
     """`v` scaled so that in each slice along `dim` the norm of the valid elements is `g`; and the original norms."""
     v = with_validity(v)

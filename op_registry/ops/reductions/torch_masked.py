@@ -30,6 +30,7 @@ from op_registry.authoring import (
     Number,
     Permuted,
     Sparse,
+    Unknown,
     align_to,
     as_int8,
     call,
@@ -77,7 +78,7 @@ TORCH_FUNCTIONS = {name: _plain_kernel(name) for name in _SCHEMAS}
 OPERATORS = {name: _operator(name) for name in _SCHEMAS}
 
 
-@masked_rule(*OPERATORS.values(), category=REDUCTION, takes_op=True)
+@masked_rule(*OPERATORS.values(), category=REDUCTION, takes_op=True, dims=Unknown("a mask beside it says what counts"))
 def reductions(op: OpOverload, input: Dense, *args: Any, mask: Dense | None = None, **kwargs: Any) -> Dense:
     """The function's operator over the elements that are selected and valid."""
     name = op._schema.name.partition("::")[2]

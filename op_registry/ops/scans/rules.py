@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     SCAN,
     Dense,
+    Equation,
     Slices,
     filled_for_exp,
     gradients_may_flow,
@@ -58,7 +59,7 @@ def logcumsumexp(op: OpOverload, x: Dense, dim: int) -> Dense:
 
 
 # torch's decomposition writes the powers into memory that it allocates as a plain tensor, which would lose the mask.
-@masked_rule(aten.vander, category=SCAN)
+@masked_rule(aten.vander, category=SCAN, dims=Equation("n->nN"))
 def vander(x: Dense, N: int | None = None, increasing: bool = False) -> Dense:
     """The powers 0 to N - 1 of each element, valid where the element is; its power 0 is 1, which is always valid."""
     columns = x.data.numel() if N is None else N

@@ -57,6 +57,8 @@ WRONG: dict[str, tuple[object, str, Callable[..., object]]] = {
 @pytest.mark.parametrize("way", WRONG)
 def test_what_is_wrong_is_noticed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*WRONG[way])
-    remembered._plans.clear()
-    assert broken(range(200))
-    remembered._plans.clear()
+    remembered.forget()
+    try:
+        assert broken(range(200))
+    finally:
+        remembered.forget()

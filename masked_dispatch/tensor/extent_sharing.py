@@ -1,0 +1,92 @@
+"""Which positions of a tensor and its views are there: an extent that they share, as they share a validity.
+
+Until a write changes the extent, each member of a family holds its own, made with the member. From then on, members
+look theirs up in the base's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from masked_dispatch.tensor.messages import extent_not_in_view, written_through_view
+from op_registry import MaskedSemanticsError
+from op_registry.extents.factors import Extent, extent_of, factors_of
+from op_registry.extents.regions import are_same, explicit, region_of, shown, written
+from op_registry.records.dense import Dense
+
+
+class Member(Protocol):
+    """The attributes of a masked tensor that this module uses."""
+
+    _data: Tensor
+    _part_of_extent: tuple[Extent, Extent | None] | None
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+
+class SharedExtent:
+    """The part of a family that knows which positions of the base are there.
+
+    extent          the base's; None: all are
+    extent_written  whether a write has changed it
+    """
+
+    __slots__ = ("extent", "extent_written")
+
+    data: Tensor
+
+    def __init__(self) -> None:
+        self.extent: Extent | None = None
+        self.extent_written = False
+
+    def base_validity(self) -> Tensor | None:
+        """The base's current validity."""
+        raise NotImplementedError
+
+    def extent_of(self, member: Member) -> Extent | None:
+        """A member's extent, once a write has changed the family's.
+
+        Raises MaskedSemanticsError if the member's dimensions are not those of the base.
+        """
+        extent = self.extent
+        if extent is None:
+            return None
+        known = member._part_of_extent
+        if known is None or known[0] is not extent:
+            region = region_of(self.data, member._data)
+            if region is None:
+                raise MaskedSemanticsError(extent_not_in_view(member))
+            member._part_of_extent = known = (extent, shown(extent, region))
+        return known[1]
+
+    def receive_extent(self, member: Member, before: Dense, after: Dense) -> None:
+        """Before a write that changes a member from the record `before` to `after`: its base has what they have.
+
+        Raises MaskedSemanticsError if the base cannot have it.
+        """
+        old, now = factors_of(before), factors_of(after)
+        was_mask, is_mask = (r.extent is not None and r.extent.is_mask for r in (before, after))
+        if before.extent is not None and are_same(old, now) and is_mask >= was_mask:
+            return
+        region = region_of(self.data, member._data)
+        if region is None:
+            raise MaskedSemanticsError(written_through_view(member))
+        whole = all(region.whole)
+        own = () if whole else factors_of(Dense(self.data, self.base_validity(), self.extent))
+        factors = written(own, self.data.shape, region, () if whole else old, now)
+        if factors is None:
+            raise MaskedSemanticsError(written_through_view(member))
+        is_mask = whole and is_mask
+        self.extent = extent_of(factors if is_mask else explicit(factors), is_mask)
+        self.extent_written = True
+
+
+def know_extent(member: Any, extent: Extent | None) -> None:
+    """A new member has this extent, until a write changes the family's."""
+    family = member._family
+    if family is not None and family.extent_written and family.extent is not None:
+        member._part_of_extent = (family.extent, extent)

@@ -1,0 +1,91 @@
+"""What an exported program says of the extent that it takes, and asserts when it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from op_registry.errors import MaskedSemanticsError
+from op_registry.extents.factors import (
+    PREFIX,
+    SAMPLES,
+    SCATTERED,
+    Along,
+    Extent,
+    Factor,
+    Merged,
+    Positions,
+    conjunction,
+    extent_of,
+)
+from op_registry.records.dense import Dense
+from op_registry.records.validity import as_bool, as_int8, intersect
+
+# Layouts that an exported program may state, as letters: what is known of each dimension of a factor.
+_LETTERS: dict[str, Along] = {
+    "-": None,
+    "s": SAMPLES,
+    "p": PREFIX,
+    "c": Positions(contiguous=True, from_start=False),
+    "f": Positions(contiguous=False, from_start=True),
+    "g": SCATTERED,
+}
+
+
+def stated(extent: Extent) -> str:
+    """What is known of an extent as text: a letter for each dimension, factor by factor.
+
+    Raises MaskedSemanticsError for dimensions that are merged of others.
+    """
+    letters = {along: letter for letter, along in _LETTERS.items()}
+    found: list[str] = []
+    for along in (a for factor in extent.factors for a in factor.along):
+        if isinstance(along, Merged):
+            raise MaskedSemanticsError(
+                "an example has a dimension that is merged of others, of which it knows which positions are there. "
+                "Merge dimensions inside the module; or pass x.without_extent(), in which padding counts as missing"
+            )
+        found.append(letters[replace(along, parts=()) if isinstance(along, Positions) else along])
+    ndim = len(found) // max(len(extent.factors), 1)
+    return ",".join("".join(found[n : n + ndim]) for n in range(0, len(found), ndim or 1))
+
+
+def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
+    """The record with an extent, None: its mask, of which `known` holds; a graph asserts that it does."""
+    given = record.full_validity if extent is None else as_int8(extent.expand(record.shape))
+    if given is None:
+        given = torch.ones([1] * record.ndim, dtype=torch.int8, device=record.device).expand(record.shape)
+    factors = []
+    for letters in known.split(","):
+        there = as_bool(given)
+        for dim, letter in enumerate(letters):
+            there = there.any(dim, keepdim=True) if letter == "-" else there
+        factors.append(Factor(tuple(_LETTERS[letter] for letter in letters), as_int8(there)))
+    joint = conjunction(factors)
+    assert joint is not None
+    fits = [as_bool(joint).expand(record.shape) == as_bool(given)]
+    fits += [_as_known(f, dim) for f in factors for dim in f.positions]
+    for fit in fits:
+        torch._assert_async(
+            fit.all(),
+            f"a batch is padded otherwise than the example of this program, whose dimensions are {known} (s: samples, "
+            "p: positions from index 0 on, c: contiguous ones, -: neither). Pad it as the example is, or export again",
+        )
+    validity = record.validity if extent is None else intersect(record.validity, given)
+    return Dense(record.data, validity, extent_of(factors, is_mask=extent is None))
+
+
+def _as_known(factor: Factor, dim: int) -> Tensor:
+    """Whether samples lie along `dim` as the factor knows."""
+    along, there = factor.along[dim], factor.there
+    assert there is not None
+    assert isinstance(along, Positions)
+    valid = as_bool(there)
+    count = valid.cumsum(dim)
+    total = valid.sum(dim, keepdim=True)
+    if along.is_prefix:
+        index = torch.ones_like(count).cumsum(dim)
+        return valid == (index <= total)
+    return valid == ((count > 0) & (valid.flip(dim).cumsum(dim).flip(dim) > 0)) if along.contiguous else valid == valid

@@ -1,0 +1,116 @@
+"""Operators whose dimensions do not say all: what they do depends on where a position is, or on how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from op_registry.bound import Bound
+from op_registry.dimensions import Labels
+from op_registry.extents.factors import Factor, along_dim, conjunction, factors_of, is_prefix, there
+from op_registry.extents.follow import followed, records_of, refuse
+from op_registry.records.dense import Dense
+from op_registry.records.validity import as_bool, as_int8, unite
+from op_registry.rule import Run, packet_name
+
+
+def triangle(call: Bound, labels: Labels, run: Run) -> Any:
+    """tril and triu: rows and columns count from 0, as samples do that begin there."""
+    record = next(iter(records_of(call).values()))
+    if not all(is_prefix(f.along[d]) for f in factors_of(record) for d in f.positions if d >= record.ndim - 2):
+        raise refuse(call, "it counts rows and columns from 0, where samples do not begin; see masked_dispatch.align")
+    return followed(call, labels, call.applied(run))
+
+
+def attended(call: Bound, labels: Labels, run: Run) -> Any:
+    """Attention: with is_causal, a query may attend to the keys up to its own place in the sample."""
+    if call.named.get("is_causal"):
+        query, *others = (_places(call.named[name]) for name in ("query", "key", "value"))
+        given = [p for p in (query, *others) if p is not None]
+        in_front = all(is_prefix(f.along[-2]) for p in given for f in p)
+        if not in_front and not all(_same(query, other) for other in others):
+            raise refuse(
+                call, "is_causal counts queries and keys from 0, where samples do not begin; see masked_dispatch.align"
+            )
+    return followed(call, labels, call.applied(run))
+
+
+def _places(record: Any) -> list[Factor] | None:
+    """The factors of queries or keys that number them."""
+    if not isinstance(record, Dense):
+        return None
+    return [f for f in factors_of(record) if record.ndim - 2 in f.positions] or None
+
+
+def _same(a: list[Factor] | None, b: list[Factor] | None) -> bool:
+    if a is None or b is None:
+        return False
+    first, second = conjunction(a), conjunction(b)
+    assert first is not None
+    assert second is not None
+    return first is second or (first.shape == second.shape and torch.equal(first, second))
+
+
+def listed_classes(call: Bound, labels: Labels, run: Run) -> Any:
+    """multilabel_margin_loss: a list of classes ends at the first -1, or where there is no more of it."""
+    name, target = list(records_of(call).items())[1]
+    if target.extent is None:
+        return followed(call, labels, call.applied(run))
+    given = there(target)
+    validity = target.full_validity
+    ended = Dense(
+        torch.where(given, target.data, -1),
+        None if validity is None else as_int8(as_bool(validity) | ~given),
+        target.extent,
+    )
+    return followed(call, labels, call.with_(**{name: ended}).applied(run))
+
+
+def integrated(call: Bound, labels: Labels, run: Run) -> Any:
+    """trapezoid: the integral over one position or none is 0, as torch has it."""
+    result: Dense = call.applied(run)
+    record = next(iter(records_of(call).values()))
+    dim = call["dim"] % record.ndim
+    counted: Tensor | None = along_dim(record, dim)
+    if counted is not None and result.validity is not None:
+        few = as_int8(counted.expand(*_sized(counted, dim, record.shape[dim])).sum(dim) <= 1)
+        data = torch.where(as_bool(result.validity), result.data, 0)
+        result = Dense(data, unite(result.validity, few))
+    return followed(call, labels, result)
+
+
+def _sized(t: Tensor, dim: int, size: int) -> list[int]:
+    return [size if d == dim else s for d, s in enumerate(t.shape)]
+
+
+# Operators whose dimensions cannot be stated, which read along some dimensions of an operand what is valid, and give
+# one result for all of it: their operands, each with those dimensions (None: all of them).
+_READ: Mapping[str, Mapping[str, Collection[int] | None]] = {
+    "embedding_bag": {"indices": None, "per_sample_weights": None},
+    "ctc_loss": {"log_probs": (0, 1), "targets": None},
+}
+
+
+def reads_what_is_valid(call: Bound) -> bool:
+    """Whether what is not there is what the call does not read: padding in bags, steps after a sample's last."""
+    read = _READ.get(packet_name(call.op).removeprefix("_"), {})
+    return all(
+        name in read and (read[name] is None or {*f.depends} <= {*(read[name] or ())})
+        for name, record in records_of(call).items()
+        for f in (record.extent.factors if record.extent is not None else ())
+    )
+
+
+BY_NAME: Mapping[str, Callable[[Bound, Labels, Run], Any]] = {
+    "tril": triangle,
+    "triu": triangle,
+    "scaled_dot_product_attention": attended,
+    "_scaled_dot_product_attention_math": attended,
+    "_scaled_dot_product_flash_attention_for_cpu": attended,
+    "multilabel_margin_loss": listed_classes,
+    "trapezoid": integrated,
+    "trapz": integrated,
+}
