@@ -159,7 +159,9 @@ def caller_line(through: Sequence[str] = ()) -> Line | None:
     through  further modules that callers call to make the call
     """
     *between, (_, frame) = frames_to_caller()
-    if frame is None or any(_calls_for_itself(name, through) for name, _ in between):
+    modules = [name for name, _ in between]
+    between.clear()  # this frame is one of them: in a cycle, every tensor of the calls would live on
+    if frame is None or any(_calls_for_itself(module, through) for module in modules):
         return None
     return Line(frame.f_code.co_filename, frame.f_lineno)
 

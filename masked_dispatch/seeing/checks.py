@@ -138,22 +138,22 @@ class ValidPadding:
     def _with_extents(self, event: Event) -> MaskedTensor | None:
         """The first result of the call, of tensors with the extents that were dropped; None if that is refused."""
 
-        def put_back(value: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                return [put_back(item) for item in value]
-            extent = self._dropped.get(value) if isinstance(value, Tensor) else None
-            return value if extent is None else _with_extent(value, extent)
-
         if event.name in ("select", "slice") and _cuts_positions(event, self._dropped.get(event.operands[0].tensor)):
             return None  # of ends of the batch nobody is to be warned again
         devices = {t.tensor.device for t in event.operands if t.tensor.device.type == "cuda"}
         try:
             with torch.random.fork_rng(devices=devices):
-                result = event.op(**{name: put_back(value) for name, value in event.named.items()})
+                result = event.op(**{name: self._put_back(value) for name, value in event.named.items()})
         except (RuntimeError, ValueError, TypeError):
             return None
         first = result[0] if isinstance(result, (list, tuple)) else result
         return first if isinstance(first, MaskedTensor) else None
+
+    def _put_back(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._put_back(item) for item in value]
+        extent = self._dropped.get(value) if isinstance(value, Tensor) else None
+        return value if extent is None else _with_extent(value, extent)
 
 
 def _said_by(x: MaskedTensor) -> Extent:
@@ -343,12 +343,12 @@ def _parts(event: Event) -> Iterator[Part]:
     """What a sum leaves out of the elements it adds; and of the rows, along each of several dimensions it reduces."""
     x, dims = event.operands[0], reduced(event)
     keepdim, result = bool(event.named.get("keepdim")), valid_of(event.results[0])
-    if not x.tensor.ndim:
+    if not x.tensor.ndim or not x.tensor.numel():
         return
     left_out = (~x.valid).sum(dims, keepdim)
     yield Part(math.prod(x.tensor.shape[d] for d in dims), left_out * result)
     for dim in dims if len(dims) > 1 else ():
-        rows = x.valid.transpose(0, dim).reshape(x.tensor.shape[dim], -1).any(1)
+        rows = any_of_row(x.valid.transpose(0, dim))
         yield Part(x.tensor.shape[dim], (~rows).sum() * result)
 
 

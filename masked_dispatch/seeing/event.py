@@ -105,7 +105,7 @@ def there_of(tensor: Tensor) -> Tensor:
 
 
 def any_of_row(elements: Tensor) -> Tensor:
-    return elements.reshape(len(elements), -1).any(1) if elements.ndim else elements.reshape(1)
+    return elements.flatten(1).any(1) if elements.ndim > 1 else elements.reshape(-1)
 
 
 class Notes:
