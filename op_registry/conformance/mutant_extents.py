@@ -14,8 +14,9 @@ from typing import Any
 from op_registry.bound import Bound
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.dimensions import Labels
-from op_registry.extents import follow, indices, joins, particular, remembered, samples, slices
+from op_registry.extents import follow, indices, joins, particular, samples, slices
 from op_registry.extents.factors import Factor, extent_of
+from op_registry.extents.remembered import forget_plans
 from op_registry.ops.windows import crops
 from op_registry.records.dense import Dense
 from op_registry.rule import Run
@@ -39,15 +40,15 @@ class WrongExtents:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Within the block, the function is wrong."""
+        """Within the block, the function is wrong; nothing is remembered of calls before and in it."""
         right = getattr(self.module, self.function)
         setattr(self.module, self.function, self.wrong(right))
-        remembered.forget()
+        forget_plans()
         try:
             yield
         finally:
             setattr(self.module, self.function, right)
-            remembered.forget()
+            forget_plans()
 
 
 def noticed(wrong: WrongExtents, seed: int = 0, subject: str | None = None) -> list[str]:
@@ -102,7 +103,7 @@ def missing_as_padding(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda records: True
 
 
-@_way("another dimension's positions", follow, "carried_to", "mul", "softmax")
+@_way("positions counted from the other end", follow, "carried_to", "mul", "softmax")
 def in_another_order(right: Callable[..., Any]) -> Callable[..., Any]:
     def carried(*args: Any) -> list[Any]:
         return [None if f is None or f.there is None else _backwards(f) for f in right(*args)]

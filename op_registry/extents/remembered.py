@@ -26,13 +26,14 @@ Plan = list["tuple[Extent | None, Mask] | None"]
 _plans: dict[Any, Plan] = {}
 _MOST = 8192
 
+
+def forget_plans() -> None:
+    """Forget what is known of calls so far."""
+    _plans.clear()
+
+
 _STATIC = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def forget() -> None:
-    """Find out anew what every call's results know: a function of this package has been exchanged."""
-    _plans.clear()
 
 
 class PartOfEach(Dense):

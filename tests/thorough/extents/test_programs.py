@@ -57,8 +57,8 @@ WRONG: dict[str, tuple[object, str, Callable[..., object]]] = {
 @pytest.mark.parametrize("way", WRONG)
 def test_what_is_wrong_is_noticed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*WRONG[way])
-    remembered.forget()
+    remembered.forget_plans()
     try:
         assert broken(range(200))
     finally:
-        remembered.forget()
+        remembered.forget_plans()
