@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from masked_dispatch.dispatch.sparse_writes import record_below
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import extent_not_carried, written_through_view
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.update_policy import TO_PADDED, dropped
 from op_registry import MaskedSemanticsError, resolve
-from op_registry.extents.factors import Extent, conjunction, factors_of
+from op_registry.extents.factors import Extent, confined, conjunction, factors_of
+from op_registry.extents.follow import is_all_valid
 from op_registry.extents.regions import explicit
 from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import assert_when_run, being_traced
-from op_registry.records.validity import as_bool
+from op_registry.records.validity import as_bool, as_int8
 
 
 def receive_extent(target: MaskedTensor, source: Tensor) -> None:
@@ -86,12 +88,13 @@ def say_what_is_not_there(op: OpOverload, target: MaskedTensor, source: Tensor) 
     A source that is valid everywhere is a value for all positions, and is silently left out where none is.
     """
     extent = target._extent
-    if extent is None or not isinstance(source, MaskedTensor) or source._extent is extent or source._validity is None:
+    if extent is None or not isinstance(source, MaskedTensor) or source._extent is extent:
         return
-    there = conjunction(factors_of(Dense(target._data, target._validity, extent)))
+    written = record_below(source if source.shape == target.shape else source.detach().expand(target.shape))
+    there = None if is_all_valid(written) else conjunction(factors_of(record_below(target)))
     if there is None:
         return
-    lost = int((as_bool(source._validity) & as_bool(there).logical_not()).expand(target.shape).sum())
+    lost = int(confined(written, as_int8(as_bool(there).logical_not())).count())
     if lost:
         shapes = f"a masked tensor of shape {tuple(source.shape)} to one of shape {tuple(target.shape)}"
         dropped(str(op), f"{shapes} would skip {lost} valid elements where it has no positions", TO_PADDED, lost)

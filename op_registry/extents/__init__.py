@@ -9,6 +9,8 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
     combine    factors that meet in one result
     regroup    dimensions that are merged and split
     remembered  the same calls again
+    stored     what an extent needs of sparse records
+    layouts    records with extents in another layout
     slices     views that leave positions out
     joins      operands one behind the other
     batches    tensors that become samples of one
