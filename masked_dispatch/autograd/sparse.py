@@ -23,7 +23,8 @@ from masked_dispatch.autograd.dense import (
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
-from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, Stored, wrap_sparse
+from masked_dispatch.tensor.shared_storage import Stored
+from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import in_forward_mode, under_transform
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense, map_tensors

@@ -15,7 +15,8 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, family_around
 from masked_dispatch.tensor.messages import sent_with_its_graph
-from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, StoredPieces, stored_around, stored_parts
+from masked_dispatch.tensor.shared_storage import StoredPieces
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, stored_around, stored_parts
 
 
 def send(tensor: MaskedTensor) -> Any:

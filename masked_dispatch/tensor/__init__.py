@@ -2,6 +2,7 @@
 
 masked_tensor.py  MaskedTensor: accessors, protocol hooks (flatten, copy, pickle), wrap
 sparse_tensor.py  SparseMaskedTensor: values and a sparsity pattern instead of data and a mask
+shared_storage.py  the stored tensors that a sparse tensor and its detached copies share
 whole_functions.py  functions that Dynamo does not trace through, because they have rules inside them
 in_transform.py   masked tensors made inside a functorch transform
 other_devices.py  tensors of libraries whose device torch's C++ does not know

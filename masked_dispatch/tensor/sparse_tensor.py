@@ -6,7 +6,7 @@ import copy
 import copyreg
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -21,13 +21,14 @@ from masked_dispatch.tensor.messages import more_elements_than_int64, tangent_st
 from masked_dispatch.tensor.other_devices import check_stored_sparsely
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
 from masked_dispatch.tensor.saved_extents import parts_of_extent, saved_extent
+from masked_dispatch.tensor.shared_storage import Stored, StoredPieces
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass
 from masked_dispatch.update_policy import Mode
 from masked_dispatch.update_policy import current as current_updates
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import being_traced, savable
+from op_registry.records.tracing import being_traced
 from op_registry.sparse.layout import DENSE, Layout
 from op_registry.sparse.layout_registry import layout_named, version_of
 from op_registry.sparse.pattern import Pattern
@@ -45,83 +46,6 @@ def needs_dense_storage(tensor: SparseMaskedTensor) -> MaskedSemanticsError:
         f"a masked tensor of shape {tuple(tensor.shape)} is stored as {tensor.storage_layout}, and only "
         "dense storage is supported here: use x.to_dense()"
     )
-
-
-class Stored(NamedTuple):
-    """A consistent state of the storage: values, int8 validity (None: all are valid) and pattern."""
-
-    values: Tensor
-    validity: Tensor | None
-    pattern: Pattern
-
-
-class StoredPieces:
-    """The storage that a tensor shares with its detached copies, so that a write to one is visible in all.
-
-    A write replaces `now` as a whole, so other tensors may hold the old state, and no reader sees parts of two writes.
-    If `in_place`, other processes share the memory: a write then changes values and validity in place, and readers get
-    copies.
-    """
-
-    __slots__ = ("__weakref__", "in_place", "now")
-
-    def __init__(self, values: Tensor, validity: Tensor | None, pattern: Pattern) -> None:
-        self.now = Stored(values, validity, pattern)
-        self.in_place = False
-
-    @property
-    def values(self) -> Tensor:
-        return self.now.values
-
-    @property
-    def validity(self) -> Tensor | None:
-        return self.now.validity
-
-    @property
-    def pattern(self) -> Pattern:
-        return self.now.pattern
-
-    def copied(self) -> Stored:
-        """The present state, for a reader to keep."""
-        values, validity, pattern = self.now
-        if not self.in_place:
-            return self.now
-        return Stored(values.clone(), None if validity is None else validity.clone(), pattern)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> StoredPieces:
-        values, validity, pattern = self.now
-        pattern = pattern.with_pieces(tuple(piece.clone() for piece in pattern.pieces))
-        return StoredPieces(values.clone(), None if validity is None else validity.clone(), pattern)
-
-    def make_savable(self) -> None:
-        """Replace pieces that autograd cannot save for backward; see :func:`op_registry.records.tracing.savable`."""
-        values, validity, pattern = self.now
-        pieces = tuple(savable(piece) for piece in pattern.pieces)
-        changed = any(new is not old for new, old in zip(pieces, pattern.pieces, strict=True))
-        savable_validity = None if validity is None else savable(validity)
-        if changed or savable_validity is not validity:
-            self.now = Stored(values, savable_validity, pattern.with_pieces(pieces) if changed else pattern)
-
-    def share_with_processes(self) -> None:
-        """Move everything, with a full validity, to shared memory; from now on, writes change it in place."""
-        if not self.in_place:
-            values = self.values.clone()  # other tensors may hold the present values
-            full = Dense(values, self.validity).full_validity
-            ones = torch.ones_like(values, dtype=torch.int8)
-            self.now = Stored(values, ones if full is None else ones & full, self.pattern)
-            self.in_place = True
-        for piece in (self.values, self.validity, *self.pattern.pieces):
-            assert piece is not None
-            piece.share_memory_()
-
-    def write_in_place(self, found: Dense) -> None:
-        """Overwrite values and validity in place; an element becomes valid only after the write of its value."""
-        assert self.validity is not None
-        validity = found.full_validity
-        if validity is not None:
-            self.validity.mul_(validity)
-        self.values.copy_(found.data.expand(self.values.shape))
-        self.validity.copy_(torch.ones_like(self.validity) if validity is None else validity)
 
 
 class SparseMaskedTensor(MaskedTensor):

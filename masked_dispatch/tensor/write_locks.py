@@ -16,7 +16,8 @@ from torch import Tensor
 
 from masked_dispatch.forks import Lock
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, StoredPieces
+from masked_dispatch.tensor.shared_storage import StoredPieces
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import under_transform
 
 _NAME = "masked_dispatch_lock"

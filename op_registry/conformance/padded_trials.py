@@ -20,7 +20,7 @@ from op_registry.conformance.stated_dims import calls_of_operators, size_of_call
 from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.trial import NotAsked
-from op_registry.dimensions import Unknown
+from op_registry.dimensions import Labels, Unknown
 from op_registry.laws.categories import COMPOSITE
 from op_registry.registry import registry
 from op_registry.rule import Rule, packet_name
@@ -125,9 +125,7 @@ def _of_call(
     if why is None:
         labels = call.labels
         assert labels is not None
-        call = widened(call, labels)
-        labels = call.labels
-        assert labels is not None
+        call, labels = _of_several_samples(call, labels)
         try:
             for axes in axes_of(call, labels):
                 for n, draw in enumerate(draws):
@@ -162,3 +160,13 @@ def _nothing_stated(rule: Rule, call: Bound) -> str | None:
 
 
 __all__ = ["PaddedTrial", "padded_trials"]
+
+
+def _of_several_samples(call: Bound, labels: Labels) -> tuple[Bound, Labels]:
+    """The call with more than one sample, where its other arguments allow one more dimension; else the call itself."""
+    wider = widened(call, labels)
+    try:
+        found = wider.labels
+    except RuntimeError:  # a permutation, say, that lists the dimensions of the sample
+        found = None
+    return (call, labels) if found is None else (wider, found)

@@ -197,10 +197,10 @@ class Joined(Dimensions):
 
 @dataclass(frozen=True)
 class OnDiagonal(Dimensions):
-    """The last dimension moves to a diagonal of two new ones, `dim1` and `dim2` of the result."""
+    """The last dimension lies on a diagonal of two new ones, `dim1` and `dim2` of the result."""
 
     def __str__(self) -> str:
-        return "the last dimension is moved to a diagonal of two; other dimensions are batch"
+        return "the last dimension lies on a diagonal of two; other dimensions are batch"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels:
         ((name, x),) = tensors_in(op, named).items()
@@ -209,7 +209,7 @@ class OnDiagonal(Dimensions):
         rest = iter(labels[:-1])
         result: tuple[Label, ...] = tuple(f"new{d}" if d in new else next(rest) for d in range(x.ndim + 1))
         roles: dict[Label, Role] = dict.fromkeys([f"new{d}" for d in new], "new")
-        return Labels({name: labels}, (result,), roles | {-1: "moved"})
+        return Labels({name: labels}, (result,), roles | {-1: "indexed"})
 
     def misfit(self, op: OpOverload) -> str | None:
         return None if {"dim1", "dim2"} <= {a.name for a in op._schema.arguments} else "OnDiagonal(): no dim1, dim2"

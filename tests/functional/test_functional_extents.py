@@ -49,6 +49,7 @@ OF_SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:x.* is an end of the batch:masked_dispatch.BatchEndWarning")  # in the loop
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("function", OF_SAMPLES.values(), ids=OF_SAMPLES)
 def test_vmap_over_samples_is_the_batch(function: Callable[[Tensor], Tensor], side: str) -> None:
@@ -76,6 +77,7 @@ def test_layouts_that_meet_in_a_transform_are_refused() -> None:
             F.grad(function)(batch("left"), batch())
 
 
+@pytest.mark.filterwarnings("ignore:x.* is an end of the batch:masked_dispatch.BatchEndWarning")  # in the loop
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("function", OF_SAMPLES.values(), ids=OF_SAMPLES)
 def test_derivatives_have_the_extents_of_their_primals(function: Callable[[Tensor], Tensor], side: str) -> None:

@@ -210,7 +210,6 @@ def test_which_calls_need_dense_storage_and_why() -> None:
 @pytest.mark.parametrize(
     "name, why",
     [
-        ("aten._trilinear.default", "stored densely: it sums products over index tuples"),
         ("aten.max_pool2d_with_indices.default", "stored densely: a window reads neighbours"),
         ("aten.log_sigmoid_forward.default", "stored densely: its second result is an internal buffer of torch"),
         ("aten.resize_.default", "refused, as in every storage: it exposes memory"),
