@@ -140,6 +140,7 @@ class Boolean:
     def value(self) -> Tensor:
         if self._value is None:
             self._value = self.move(*(b.value() if isinstance(b, Boolean) else b for b in self.of))
+            self.of = ()  # nothing else needs them
         return self._value
 
 

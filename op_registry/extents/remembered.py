@@ -94,17 +94,32 @@ def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | N
     return tuple(key)
 
 
-class Root(Boolean):
-    """The boolean of an operand's factor while a plan is made; to compute it makes the call one without a plan."""
+class Place(Boolean):
+    """Stands in a plan for the boolean of an operand's factor: `number` has the number of both."""
 
-    __slots__ = ("number", "plan_of", "said")
+    __slots__ = ("number",)
 
-    def __init__(self, said: Tensor | Boolean, number: tuple[int, int], plan_of: _Making) -> None:
-        super().__init__(lambda: self._compute(), ())
-        self.said, self.number, self.plan_of = said, number, plan_of
+    def __init__(self, number: tuple[int, int]) -> None:
+        self.number = number
 
-    def _compute(self) -> Tensor:
-        self.plan_of.reads = True
+    def value(self) -> Tensor:
+        raise AssertionError("a plan has no operands")
+
+
+class Root(Place):
+    """The boolean of an operand's factor while a plan is made; to compute it makes the call one without a plan.
+
+    read  becomes non-empty when a root is computed
+    """
+
+    __slots__ = ("read", "said")
+
+    def __init__(self, said: Tensor | Boolean, number: tuple[int, int], read: list[bool]) -> None:
+        super().__init__(number)
+        self.said, self.read = said, read
+
+    def value(self) -> Tensor:
+        self.read.append(True)
         return self.said.value() if isinstance(self.said, Boolean) else self.said
 
 
@@ -112,14 +127,15 @@ class _Making:
     """The making of a plan: operands with roots in place of their booleans, and the rule's own results."""
 
     def __init__(self, records: Sequence[AnyRecord], run: Run) -> None:
-        self.reads, self.run, self.raw = False, run, None
+        self.run, self.raw = run, None
+        self.read: list[bool] = []
         self.originals: dict[int, AnyRecord] = {}
         self.standing: list[AnyRecord] = []
         for i, record in enumerate(records):
             extent = record.extent
             if extent is not None:
                 factors = [
-                    Factor(f.along, Root(said_of(record, f), (i, j), self)) for j, f in enumerate(extent.factors)
+                    Factor(f.along, Root(said_of(record, f), (i, j), self.read)) for j, f in enumerate(extent.factors)
                 ]
                 extent = Extent(tuple(factors), extent.is_mask)
             standing = with_extent(record, extent)
@@ -155,12 +171,43 @@ def _first(
     raw, outcomes = _flat(making.raw), _flat(result)
     if any(r is record for r in raw for record in records):
         return making.raw  # an operand itself
-    quiet = not making.reads and ends.told == told and len(raw) == len(outcomes)
-    if quiet and all(_is_of(r, o) for r, o in zip(raw, outcomes, strict=True)):
+    quiet = not making.read and ends.told == told and len(raw) == len(outcomes)
+    if quiet and all(_is_of(r, o) and _has_plan(o) for r, o in zip(raw, outcomes, strict=True)):
         if len(_plans) > _MOST:
             _plans.clear()
-        _plans[key] = [(o.extent, o.mask) if isinstance(o, Outcome) else None for o in outcomes]
+        _plans[key] = [(_of_places(o.extent), o.mask) if isinstance(o, Outcome) else None for o in outcomes]
     return _each(result, finished)
+
+
+def _has_plan(outcome: Any) -> bool:
+    extent = outcome.extent if isinstance(outcome, Outcome) else None
+    return extent is None or all(_of_operands(f.said) for f in extent.factors)
+
+
+def _of_places(extent: Extent | None) -> Extent | None:
+    """The extent with places for the operands' booleans: a plan keeps nothing of the call that it was made in."""
+    if extent is None:
+        return None
+    made: dict[int, Boolean] = {}
+    factors = tuple(Factor(f.along, None if f.said is None else _placed(f.said, made)) for f in extent.factors)
+    return Extent(factors, extent.is_mask)
+
+
+def _placed(said: Tensor | Boolean, made: dict[int, Boolean]) -> Boolean:
+    assert isinstance(said, Boolean)  # (_of_operands)
+    if id(said) not in made:
+        if isinstance(said, Place):
+            made[id(said)] = Place(said.number)
+        else:
+            made[id(said)] = Boolean(said.move, tuple([_placed(b, made) for b in said.of]))
+    return made[id(said)]
+
+
+def _of_operands(said: Tensor | Boolean | None) -> bool:
+    """Whether a boolean is computed of operands' alone, and not of a tensor that a call has made."""
+    if isinstance(said, Place) or said is None:
+        return True
+    return isinstance(said, Boolean) and bool(said.of) and all(map(_of_operands, said.of))
 
 
 def _is_of(raw: Any, outcome: Any) -> bool:
@@ -201,7 +248,7 @@ def _replayed(said: Tensor | Boolean | None, records: Sequence[AnyRecord], made:
         return said
     found = made.get(id(said))
     if found is None:
-        if isinstance(said, Root):
+        if isinstance(said, Place):
             i, j = said.number
             extent = records[i].extent
             assert extent is not None

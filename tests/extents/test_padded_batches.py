@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -190,3 +192,17 @@ def test_an_assignment_makes_no_position_be_there() -> None:
     assert x.to_tensor(0).tolist() == [[2, 10, 2], [2, 0, 0]]
     x.zero_()
     assert x.get_mask().sum(1).tolist() == [3, 1]
+
+
+def test_no_call_keeps_a_tensor_alive() -> None:
+    gc.collect()
+    gc.disable()  # no cycle is made
+    try:
+        x, _ = batch(2)
+        scores = x @ x.transpose(1, 2)
+        mixed = torch.cat([x, scores.softmax(-1) @ x], -1)
+        kept = [weakref.ref(t._data) for t in (x, scores, mixed, mixed[:, 1:-1].sort(1)[0], mixed.unfold(1, 2, 1))]
+        del x, scores, mixed
+        assert [ref() for ref in kept] == [None] * len(kept)
+    finally:
+        gc.enable()
