@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import threading
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -165,8 +165,7 @@ class Extent:
     @functools.cached_property
     def number(self) -> int:
         """A number for all that is known without reading a tensor."""
-        with _counting:
-            return _numbers.setdefault((self.known, self.is_mask), len(_numbers))
+        return _numbers.setdefault((self.known, self.is_mask), next(_counting))
 
     @functools.cached_property
     def last_dims(self) -> int:
@@ -189,7 +188,7 @@ class Extent:
 
 
 _numbers: dict[Any, int] = {}
-_counting = threading.Lock()
+_counting = itertools.count()
 
 
 def factors_of(record: AnyRecord) -> tuple[Factor, ...]:

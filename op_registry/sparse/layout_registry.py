@@ -34,10 +34,10 @@ def register_layout(layout: Layout) -> Layout:
 
 
 def _digest_of_sources(kind: type[Layout]) -> str:
-    """A digest of the file that defines a layout; a unique one for a layout defined in a notebook."""
+    """A digest of the file that defines a layout; a unique one for a layout defined in a notebook or at a prompt."""
     try:
         return source_digest(inspect.getsourcefile(kind) or "")
-    except TypeError:
+    except (OSError, TypeError):  # OSError: typed at a prompt
         return digest_of_code(object())
 
 

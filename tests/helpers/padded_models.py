@@ -245,7 +245,10 @@ def conv_net() -> nn.Module:
 MODELS = [
     # torch's own
     Model("TransformerEncoder", lambda: nn.TransformerEncoder(encoder_layer(), 2, enable_nested_tensor=False)),
-    Model("TransformerEncoder, norm first", lambda: nn.TransformerEncoder(encoder_layer(norm_first=True), 1)),
+    Model(
+        "TransformerEncoder, norm first",
+        lambda: nn.TransformerEncoder(encoder_layer(norm_first=True), 1, enable_nested_tensor=False),
+    ),
     Model("TransformerDecoder", lambda: nn.TransformerDecoder(decoder_layer(), 1), ("steps", "more steps")),
     Model("self-attention", lambda: Of(lambda m, x: m.a(x, x, x, need_weights=False)[0], a=attention())),
     Model("attention weights", lambda: Of(lambda m, x: m.a(x, x, x)[1], a=attention())),

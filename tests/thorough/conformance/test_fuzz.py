@@ -304,7 +304,7 @@ def test_the_command_names_an_unknown_subject(capsys: pytest.CaptureFixture[str]
 
 
 def test_laws_have_their_settings() -> None:
-    assert set(LAWS) == {"P1", "P3", "P5", "P6", "P7"}
+    assert set(LAWS) == {"P1", "P3", "P5", "P6", "P7", "P9"}
     assert choices("P3").storages
     assert choices("P5").storages
     assert not choices("P6").storages

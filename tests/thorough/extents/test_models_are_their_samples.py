@@ -21,6 +21,7 @@ def test_padded_behind(model: Model) -> None:
     assert verdict(model, "right") == "right"
 
 
+@pytest.mark.filterwarnings("ignore:x.* 0. is an end of the batch:masked_dispatch.BatchEndWarning")  # in a loop
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_padded_in_front(model: Model) -> None:
     assert verdict(model, "left").startswith(LEFT.get(model.name, "right"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from op_registry import check, registry
-from op_registry.authoring import whole_slices
+from op_registry.authoring import Slices, whole_slices
 
 
 @torch.library.custom_op("slicewise_tests::centered", mutates_args=())
@@ -43,7 +43,10 @@ def blocks_to_sum(make: Callable[..., Tensor]) -> Any:
 
 @pytest.mark.parametrize(
     ("op", "traits", "samples"),
-    [(centered, {}, matrices_to_center), (summed, {"over": "axes", "replacement": 0}, blocks_to_sum)],
+    [
+        (centered, {}, matrices_to_center),
+        (summed, {"dims": Slices("each", dim="axes"), "replacement": 0}, blocks_to_sum),
+    ],
     ids=["matrices", "blocks"],
 )
 def test_the_category_serves_other_libraries(op: Any, traits: dict[str, Any], samples: Any) -> None:
