@@ -14,7 +14,6 @@ from op_registry.extents.factors import (
     SAMPLES,
     SCATTERED,
     Along,
-    Extent,
     Factor,
     Positions,
     confined,
@@ -29,12 +28,6 @@ from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.permuted import AnyRecord, keeps_dims_in_view, shown
 from op_registry.sparse.record import Sparse
-
-
-def prefix_along(record: Dense, dim: int) -> Dense:
-    """A batch whose valid positions are the first ones of `dim`, in each index of dimension 0."""
-    along = tuple(SAMPLES if d == 0 else PREFIX if d == dim else None for d in range(record.ndim))
-    return Dense(record.data, record.validity, Extent((Factor(along),), is_mask=True))
 
 
 def padded(record: AnyRecord, extent: Tensor | None, dims: Sequence[int] | None, samples: int = 0) -> Any:
