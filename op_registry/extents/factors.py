@@ -13,6 +13,7 @@ from torch import Tensor
 
 from op_registry.extents import stored
 from op_registry.records.dense import Dense
+from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import being_traced, under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.sparse.permuted import AnyRecord, Permuted, shown
@@ -218,7 +219,17 @@ def _as_factor(validity: Tensor | None, sizes: torch.Size, device: torch.device,
     if validity is None:  # an empty tensor, or a batch without padding
         shape = [1 if a is None else s for a, s in zip(along, sizes, strict=True)]
         return torch.ones(shape, dtype=torch.int8, device=device)
-    return narrowed(as_int8(validity), along)
+    return fitted(as_int8(validity), sizes, along)
+
+
+def fitted(there: Tensor, sizes: Sequence[int], along: Sequence[Along]) -> Tensor:
+    """A boolean that broadcasts to these sizes as a factor has it: of full size where it depends on a dimension."""
+    there = narrowed(there, along)
+    broadcast = [d for d, known in enumerate(along) if known is not None and type(there.shape[d]) is int]
+    if not any(there.shape[d] == 1 and not known_to_hold(sizes[d] == 1) for d in broadcast):
+        return there  # the same object: masks stay shared
+    # (one position that is merged with features is of size 1 until here)
+    return there.expand([t if known is None else s for t, s, known in zip(there.shape, sizes, along, strict=True)])
 
 
 def narrowed(there: Tensor, along: Sequence[Along]) -> Tensor:

@@ -16,6 +16,7 @@ from op_registry.extents.factors import (
     Along,
     Factor,
     Merged,
+    fitted,
     narrowed,
     numbers_positions,
 )
@@ -149,7 +150,7 @@ def reshaped(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Facto
     """A factor of a tensor of `shape` whose elements get the sizes of `size`, in order."""
     parts = [p for s, a in zip(shape, factor.along, strict=True) for p in (a.parts if _splits(a, s) else [(s, a)])]
     along = _alongs(parts, size)
-    return factor.moved(tuple(along), lambda there: narrowed(reshape_validity(there, shape, size), along))
+    return factor.moved(tuple(along), lambda there: fitted(reshape_validity(there, shape, size), size, along))
 
 
 def _splits(along: Along, size: int) -> TypeGuard[Merged]:

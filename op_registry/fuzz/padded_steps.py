@@ -196,8 +196,14 @@ def cut(rng: random.Random, axes: Axes) -> Line | None:
     if not ragged(axes):
         return None
     d, k = rng.choice(ragged(axes)), rng.randint(1, 2)
-    bounds = rng.choice((f"{k}:", f":-{k}", f":{k}", "::2", f"{k}:-1"))
+    # (A stop that happens to be a join's border gives the part back, which is not the sample's own first positions.)
+    from_the_end = (f"{k}:", f":-{k}", f"{k}:-1")
+    bounds = rng.choice(from_the_end if _is_joined(axes[d]) else (*from_the_end, f":{k}", "::2"))
     return Line(f"{{0}}[{':, ' * d}{bounds}]", put(axes, d, ("cut", bounds, axes[d])))
+
+
+def _is_joined(axis: Axis) -> bool:
+    return isinstance(axis, tuple) and (axis[0] in ("joined", "one more") or any(map(_is_joined, axis)))
 
 
 def differences(rng: random.Random, axes: Axes) -> Line | None:

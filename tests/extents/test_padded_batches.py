@@ -125,6 +125,11 @@ def test_an_extent_is_the_mask_where_nothing_is_missing() -> None:
     assert md.masked_tensor(torch.ones(2)).extent is None
 
 
+def test_one_position_that_is_merged_with_features_is_sorted() -> None:
+    x = md.padded(md.from_lengths(torch.tensor([[[3.0], [1.0]], [[2.0], [5.0]]]), torch.tensor([1, 0]), dim=2), dim=2)
+    assert x.flatten(1).sort(1)[0].to_tensor(0).tolist() == [[1, 3], [0, 0]]
+
+
 def test_a_reduction_leaves_no_trace() -> None:
     x, _ = batch(2)
     assert x.mean(1).extent is None
