@@ -67,7 +67,7 @@ def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
     joint = conjunction(factors)
     assert joint is not None
     fits = [as_bool(joint).expand(record.shape) == as_bool(given)]
-    fits += [_as_known(f, dim) for f in factors for dim in f.positions]
+    fits += [fit for f in factors for dim in f.positions if (fit := _as_known(f, dim)) is not None]
     for fit in fits:
         assert_when_run(
             fit,
@@ -78,8 +78,8 @@ def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
     return Dense(record.data, validity, extent_of(factors, is_mask=extent is None))
 
 
-def _as_known(factor: Factor, dim: int) -> Tensor:
-    """Whether samples lie along `dim` as the factor knows."""
+def _as_known(factor: Factor, dim: int) -> Tensor | None:
+    """Whether samples lie along `dim` as the factor knows; None if it knows nothing of their order."""
     along, there = factor.along[dim], factor.there
     assert there is not None
     assert isinstance(along, Positions)
@@ -89,4 +89,6 @@ def _as_known(factor: Factor, dim: int) -> Tensor:
     if along.is_prefix:
         index = torch.ones_like(count).cumsum(dim)
         return valid == (index <= total)
-    return valid == ((count > 0) & (valid.flip(dim).cumsum(dim).flip(dim) > 0)) if along.contiguous else valid == valid
+    if along.contiguous:
+        return valid == ((count > 0) & (valid.flip(dim).cumsum(dim).flip(dim) > 0))
+    return None

@@ -261,6 +261,19 @@ def there(record: AnyRecord) -> Tensor:
     return as_bool(found).expand(record.shape)
 
 
+def first_known(factors: Sequence[Factor]) -> tuple[Along, ...]:
+    """What the first factor that depends on a dimension knows of it, dimension by dimension."""
+    return tuple(
+        next((along for along in knowns if along is not None), None)
+        for knowns in zip(*[f.along for f in factors], strict=True)
+    )
+
+
+def index_along(dim: int, size: int, ndim: int, device: torch.device) -> Tensor:
+    """0 … size - 1 along `dim` of a tensor of `ndim` dimensions, of size 1 in others."""
+    return torch.arange(size, device=device).reshape([-1 if d == dim else 1 for d in range(ndim)])
+
+
 def along_dim(record: AnyRecord, dim: int) -> Tensor | None:
     """int8: which indices of `dim` are positions that are there, by those factors that depend on it; None: all are."""
     return conjunction([f for f in factors_of(record) if f.along[dim] is not None])

@@ -63,15 +63,10 @@ def sizes_of(call: Bound, labels: Labels) -> dict[Label, int]:
     return sizes
 
 
-def role_at(labels: Labels, dims: Sequence[Dimension], dim: int) -> str | None:
-    """What the operator does along a dimension of an operand."""
-    return labels.role_of(dims[dim])
-
-
 def roles_of_positions(call: Bound, labels: Labels) -> set[str | None]:
     """What the operator does along dimensions that number positions of an operand."""
     return {
-        role_at(labels, labels.operands[name], d)
+        labels.role_of(labels.operands[name][d])
         for name, record in records_of(call).items()
         if record.extent is not None
         for d in record.extent.positions

@@ -19,6 +19,7 @@ from op_registry.extents.factors import (
     confined,
     conjunction,
     extent_of,
+    index_along,
     narrowed,
     with_extent,
 )
@@ -122,7 +123,7 @@ def layout_of(there: Tensor, dim: int) -> Positions:
         return SCATTERED
     size = there.shape[dim]
     valid = as_bool(there)
-    index = torch.arange(size, device=there.device).reshape([-1 if d == dim else 1 for d in range(there.ndim)])
+    index = index_along(dim, size, there.ndim, there.device)
     count = valid.sum(dim, keepdim=True)
     if bool((valid == (index < count)).all()):
         return PREFIX

@@ -20,6 +20,7 @@ from op_registry.extents.factors import (
     Positions,
     conjunction,
     factors_of,
+    first_known,
     narrowed,
     numbers_positions,
 )
@@ -107,9 +108,7 @@ def _end_to_end(parts: Sequence[_Part], factors: Sequence[Sequence[Factor]], dim
     first = given[0].there
     assert first is not None
     there = _laid_out(laid, dim, first)
-    along: list[Along] = [
-        next((f.along[d] for f in given if f.along[d] is not None), None) for d in range(len(given[0].along))
-    ]
+    along = list(first_known(given))
     if positions:
         along[dim] = _positions(factors, [part.size for part in parts], dim)
     return Factor(tuple(along), narrowed(there, along))

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from op_registry.dimensions import Dimension, Label, atoms
 from op_registry.extents.factors import (
-    SAMPLES,
-    SCATTERED,
     Along,
     Factor,
     Merged,
     fitted,
     narrowed,
     numbers_positions,
+    without_order,
 )
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dims import known_to_hold
@@ -80,8 +79,7 @@ def split(along: Along, parts: Sequence[Label], sizes: Mapping[Label, int]) -> K
         else:
             if not left:
                 return known
-    unordered = SCATTERED if numbers_positions(along) else None if along is None else SAMPLES
-    return dict.fromkeys(parts, unordered)
+    return dict.fromkeys(parts, without_order(along))
 
 
 def _same(size: int, other: int) -> bool:
@@ -190,6 +188,4 @@ def _of_group(parts: Sequence[Part], dims: int) -> list[Along]:
     if dims == 1:
         told = [p for p in parts if not (p[1] is None and _same(p[0], 1))] or parts
         return [told[0][1] if len(told) == 1 else _merged(told)]
-    if all(along is None for _, along in parts):
-        return [None] * dims
-    return [SCATTERED if any(numbers_positions(along) for _, along in parts) else SAMPLES] * dims
+    return [without_order(_merged(parts))] * dims

@@ -17,7 +17,6 @@ from op_registry.extents.follow import (
     followed,
     records_of,
     refuse,
-    role_at,
     roles_of_positions,
 )
 from op_registry.extents.remembered import remembered
@@ -109,7 +108,7 @@ def _follower(call: Bound, labels: Labels) -> Follower:
 def _has_windows_of_its_own(call: Bound, labels: Labels) -> bool:
     """Whether what is there differs along a dimension of the windows: one that a single operand has, of a kernel."""
     return any(
-        role_at(labels, labels.operands[name], d) == "contracted"
+        labels.role_of(labels.operands[name][d]) == "contracted"
         and not any(labels.operands[name][d] in dims for other, dims in labels.operands.items() if other != name)
         for name, record in list(records_of(call).items())[1:]
         if record.extent is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Dimension, Labels
+from op_registry.dimensions import Labels
 from op_registry.extents import regroup
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
@@ -26,12 +26,23 @@ from op_registry.extents.factors import (
     conjunction,
     extent_of,
     factors_of,
+    first_known,
+    index_along,
     is_prefix,
     numbers_positions,
     without_order,
 )
-from op_registry.extents.follow import any_stored, only_padded, records_of, refuse, sizes_of, with_factors
-from op_registry.extents.regroup import carried
+from op_registry.extents.follow import (
+    any_stored,
+    carried_to,
+    for_each_result,
+    only_padded,
+    records_of,
+    refuse,
+    sizes_of,
+    with_factors,
+    without,
+)
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool, as_int8, intersect
@@ -59,13 +70,13 @@ def ends(record: Dense, dim: int, k: int, last: bool = False) -> Dense:
         return record
     order = as_bool(there).logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
     count = there.sum(dim, keepdim=True, dtype=torch.int64)
-    index = torch.arange(k, device=there.device).reshape([-1 if d == dim else 1 for d in range(there.ndim)])
+    index = index_along(dim, k, there.ndim, there.device)
     if last:
         order = order.gather(dim, index + (count - k).clamp(min=0))
     else:
         order = order.narrow(dim, 0, k)
     factor = _joint(gone, as_int8(index < count)).knowing(dim, PREFIX)
-    kept = [f for f in factors_of(record) if f.along[dim] is None]
+    kept = without(record, [dim])
     return _gathered(record, dim, order, [*kept, factor], record.extent is not None and record.extent.is_mask)
 
 
@@ -83,8 +94,7 @@ def positions(record: AnyRecord, dim: int) -> Dense:
 
 def _joint(factors: Sequence[Factor], there: Tensor) -> Factor:
     """A factor with this boolean that depends on what these depend on, in no order that is known."""
-    knowns = zip(*[f.along for f in factors], strict=True)
-    return Factor(tuple(without_order(next((a for a in known if a is not None), None)) for known in knowns), there)
+    return Factor(tuple(without_order(along) for along in first_known(factors)), there)
 
 
 def _gathered(record: Dense, dim: int, order: Tensor, factors: Sequence[Factor], is_mask: bool) -> Dense:
@@ -168,18 +178,12 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
     else:
         there = conjunction(depends)
         assert there is not None
-        index = torch.arange(there.shape[dim], device=there.device).reshape(
-            [-1 if d == dim else 1 for d in range(there.ndim)]
-        )
+        index = index_along(dim, there.shape[dim], there.ndim, there.device)
         prefix = as_int8(index < there.sum(dim, keepdim=True, dtype=torch.int64))
-        known = tuple(
-            PREFIX if d == dim else next((f.along[d] for f in depends if f.along[d] is not None), None)
-            for d in range(record.ndim)
-        )
-        kept = [*(f for f in factors if f.along[dim] is None), Factor(known, prefix)]
+        kept = [*without(record, [dim]), Factor(first_known(depends), prefix).knowing(dim, PREFIX)]
     is_mask = only_padded(records_of(call))
 
-    def of_result(result: AnyRecord) -> Any:
+    def of_result(result: AnyRecord, _: Any) -> Any:
         size = result.shape[dim]
         cut = [
             f if f.along[dim] is None or f.there is None else replace(f, said=f.there.narrow(dim, 0, size))
@@ -187,7 +191,7 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
         ]
         return with_factors(result, cut, is_mask)
 
-    return tuple(of_result(r) for r in results) if isinstance(results, (tuple, list)) else of_result(results)
+    return for_each_result(results, labels.results, of_result)
 
 
 # -------------------------------------------------------------------------------------------------------------- choices
@@ -202,12 +206,7 @@ def chosen(call: Bound, labels: Labels, run: Run) -> Any:
 
     def factors(name: str) -> list[Factor]:
         record = records[name]
-        broadcast: frozenset[Any] = frozenset(
-            d
-            for d, mine, size in zip(reversed(dims), reversed(record.shape), reversed(result.shape), strict=False)
-            if mine == 1 and size != 1
-        )
-        found = [carried(f, labels.operands[name], dims, sizes, broadcast) for f in factors_of(record)]
+        found = carried_to(factors_of(record), labels.operands[name], dims, sizes, record, result)
         return [f for f in found if f is not None]
 
     condition, *branches = (factors(name) if name in records else [] for name in call.tensors)
@@ -218,11 +217,7 @@ def chosen(call: Bound, labels: Labels, run: Run) -> Any:
         raise NotLowered("whether a sample is there follows the branch that it chooses, on dense storage")
     of_positions = [[f for f in each if f.positions] for each in branches]
     found = [*combined([condition, *of_positions], call.rule.name), _of_chosen(call, of_sample, result)]
-    return with_factors(result, found, is_mask_of_choice(records))
-
-
-def is_mask_of_choice(records: Mapping[str, AnyRecord]) -> bool:
-    return False if any(r.extent is not None for r in records.values()) else only_padded(records)
+    return with_factors(result, found, padded=False)
 
 
 def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense) -> Factor:
@@ -259,29 +254,23 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     if record.validity is None:
         record = Dense(record.data, conjunction(factors_of(record)), record.extent)
     padded = only_padded(records_of(call))
-    lead = record.shape[: record.ndim - len(_windows(labels, dims))]
+    lead = record.shape[: record.ndim - len(along)]
     by_itself = len(call.tensors) == 1 and all(labels.role_of(d) is None for d in dims[: len(lead)])
     if by_itself and (
         len(lead) == 1 or any(f.along[d] is not None for f in factors_of(record) for d in range(1, len(lead)))
     ):
         flat = _reshaped(record, (math.prod(lead), 1, *record.shape[len(lead) :]))
-        result = call.with_(**{name: flat}).run(rule)
-        result = _like(result, [_reshaped(r, (*lead, *r.shape[2:])) for r in _each(result)])
+        result = _each(call.with_(**{name: flat}).run(rule), lambda r: _reshaped(r, (*lead, *r.shape[2:])))
     else:
         result = call.with_(**{name: record}).run(rule)
     if not padded:
         return result
     # Every window of a sample's own then has a result, and no other has.
-    of_mask = [Dense(r.data, r.validity, r.extent and extent_of(r.extent.factors, is_mask=True)) for r in _each(result)]
-    return tuple(of_mask) if isinstance(result, tuple) else of_mask[0]
+    return _each(result, lambda r: Dense(r.data, r.validity, r.extent and extent_of(r.extent.factors, is_mask=True)))
 
 
-def _windows(labels: Labels, dims: Sequence[Dimension]) -> list[Dimension]:
-    return [d for d in dims if labels.role_of(d) == "window"]
-
-
-def _like(result: Any, changed: Sequence[Dense]) -> Any:
-    return tuple(changed) if isinstance(result, tuple) else changed[0]
+def _each(result: Any, change: Callable[[Dense], Dense]) -> Any:
+    return tuple(change(r) for r in result) if isinstance(result, tuple) else change(result)
 
 
 def _reshaped(record: Dense, size: Sequence[int]) -> Dense:
@@ -291,10 +280,6 @@ def _reshaped(record: Dense, size: Sequence[int]) -> Dense:
     is_mask = record.extent is not None and record.extent.is_mask
     v = None if validity is None else reshape_validity(validity, record.shape, size)
     return Dense(record.data.reshape(size), v, extent_of(factors, is_mask))
-
-
-def _each(result: Any) -> Sequence[Dense]:
-    return result if isinstance(result, tuple) else (result,)
 
 
 def _croppable(call: Bound, record: Dense, dim: int) -> Dense:

@@ -13,20 +13,11 @@ from torch.nn import functional as F
 
 import masked_dispatch as md
 from compiled_regions import compiled
+from equal_extents import same
 from masked_dispatch import MaskedSemanticsError
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 LONGER = [6, 2, 3, 5, 1]
-
-
-def same(found: Tensor, expected: Tensor) -> None:
-    """Equal extents and masks, close values where these are valid."""
-    assert isinstance(found, md.MaskedTensor)
-    assert isinstance(expected, md.MaskedTensor)
-    assert found.get_mask().tolist() == expected.get_mask().tolist()
-    assert (found.extent is None) == (expected.extent is None)
-    assert found.extent is None or found.extent.tolist() == expected.extent.tolist()
-    torch.testing.assert_close(found.to_tensor(0), expected.to_tensor(0), rtol=1e-12, atol=1e-12)
 
 
 def check(run: Callable[[Tensor], Tensor], function: Callable[[Tensor], Tensor], x: md.MaskedTensor) -> None:

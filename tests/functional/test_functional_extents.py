@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import masked_dispatch as md
+from equal_extents import same
 from masked_dispatch import MaskedSemanticsError
 from masked_dispatch import functional as F
 
@@ -23,15 +24,6 @@ def batch(side: str = "right") -> md.MaskedTensor:
     there = there if side == "right" else there.flip(1)
     data = torch.randn(4, 5, 2, dtype=torch.float64, generator=generator).masked_fill(~there[..., None], torch.nan)
     return md.padded(md.masked_tensor(data, there[..., None].expand(4, 5, 2)), dim=1)
-
-
-def same(found: Tensor, expected: Tensor) -> None:
-    assert isinstance(found, md.MaskedTensor)
-    assert isinstance(expected, md.MaskedTensor)
-    assert found.get_mask().tolist() == expected.get_mask().tolist()
-    assert (found.extent is None) == (expected.extent is None)
-    assert found.extent is None or found.extent.tolist() == expected.extent.tolist()
-    torch.testing.assert_close(found.to_tensor(0), expected.to_tensor(0), rtol=1e-12, atol=1e-12)
 
 
 def with_mean_joined(x: Tensor) -> Tensor:

@@ -54,13 +54,10 @@ def crops(x: Dense, spatial: int) -> list[Crop]:
     batched = as_bool(valid).expand(*valid.shape[:-spatial], *sizes)
     batched = (batched if x.ndim > spatial + 1 else batched.unsqueeze(0)).any(1)
     boxes = []
-    for d, size in enumerate(sizes):
+    for d in range(spatial):
         others = [1 + other for other in range(spatial) if other != d]
         along = batched.any(others) if others else batched
-        index = torch.arange(size, device=x.device)
-        first = torch.where(along, index, size).amin(1)
-        last = torch.where(along, index, -1).amax(1)
-        boxes.append(Crop(torch.where(last < 0, 0, first), torch.where(last < 0, 0, last - first + 1), size))
+        boxes.append(_box(along))
     return boxes
 
 
@@ -78,9 +75,13 @@ def crop_of_extent(x: Dense, dim: int, size: int) -> Crop:
             "as missing values instead, x.without_extent()."
         )
     along = along.reshape(-1, size)
-    index = torch.arange(size, device=x.device)
-    if not size:
-        return Crop(along.sum(1), along.sum(1), size)
+    return _box(along) if size else Crop(along.sum(1), along.sum(1), size)
+
+
+def _box(along: Tensor) -> Crop:
+    """From the first to the last index of each sample, of a bool (samples, size)."""
+    size = along.shape[1]
+    index = torch.arange(size, device=along.device)
     first = torch.where(along, index, size).amin(1)
     last = torch.where(along, index, -1).amax(1)
     return Crop(torch.where(last < 0, 0, first), torch.where(last < 0, 0, last - first + 1), size)
@@ -93,7 +94,7 @@ def cropped_result(data: Tensor, along: Along, x: Dense, valid: Tensor | None) -
         return Dense(data, validity)
     spatial = len(along)
     lead = x.ndim - spatial
-    factors = [f for f in extents.factors_of(x) if all(f.along[lead + d] is None for d in range(spatial))]
+    factors = list(extents.without(x, range(lead, x.ndim)))
     for d, (window, box) in enumerate(along):
         known = [f.along for f in extents.factors_of(x) if f.along[lead + d] is not None]
         if known:
