@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import replace
 from typing import Literal
 
 from op_registry.ops.windows.padding import RULES
@@ -17,7 +18,11 @@ def overlay_for_padding() -> Overlay:
     """The rules of windows="padding"; made when first asked for, because kernels then choose at each call."""
     overlay = Overlay(registry)
     for rule in RULES:
-        overlay.replace(rule)
+        for op in rule.ops:
+            # Where operands know what is there, windows are those of the samples in any scope, as the dimensions say.
+            scoped = registry.written(op)
+            assert scoped is not None
+            overlay.replace(replace(rule, ops=(op,), traits=replace(rule.traits, dims=scoped.dims)))
     return overlay
 
 

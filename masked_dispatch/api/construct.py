@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence as torch_pad_sequence
 
-from masked_dispatch.interop.crossing import kind_of, tensors_of
+from masked_dispatch.interop.crossing import as_padded, extent_of, kind_of, knows_padding, tensors_of, without_extent
 from masked_dispatch.interop.numpy_masked import parts_of_masked_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.checks import check_mask, least_and_most, values_unknown
@@ -149,7 +149,9 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
             raise ValueError(f"lengths run from {least} to {most}, but dimension {dim} has {data.shape[dim]} positions")
     lengths = lengths.to(torch.int64)  # torch compares the wider unsigned integers with their own kind only
     positions = torch.arange(data.shape[dim], device=data.device).view(-1, *[1] * (data.ndim - dim - 1))
-    return as_masked_tensor(data, intersect(positions < lengths.view(-1, *[1] * (data.ndim - 1)), mask))
+    along = ["s" if d == 0 else "p" if d == dim else "-" for d in range(data.ndim)]
+    there = positions < lengths.view(-1, *[1] * (data.ndim - 1))
+    return as_padded(data if mask is None else as_masked_tensor(data, mask), there, "".join(along))
 
 
 def pad_sequence(
@@ -167,10 +169,16 @@ def pad_sequence(
     Raises torch's own errors for sequences that do not fit together.
     """
     sequences = tensors_of("pad_sequence", "sequences", sequences)
-    padded = torch_pad_sequence(sequences, batch_first, padding_side=padding_side)
+    padded = torch_pad_sequence([without_extent(s) for s in sequences], batch_first, padding_side=padding_side)
+    if any(map(knows_padding, sequences)):
+        there = torch_pad_sequence([extent_of(s) for s in sequences], batch_first, padding_side=padding_side)
+        found: MaskedTensor = torch.ops.masked_dispatch.padded(padded, there, None, 0 if batch_first else 1)
+        return found
     steps = [torch.ones(sequence.shape[0], dtype=torch.bool, device=sequence.device) for sequence in sequences]
     is_step = torch_pad_sequence(steps, batch_first, padding_side=padding_side)
-    return as_masked_tensor(padded, is_step.view(*is_step.shape, *[1] * (padded.ndim - 2)))
+    order, rest = "p" if padding_side == "right" else "c", padded.ndim - 2
+    along = f"s{order}" if batch_first else f"{order}s"
+    return as_padded(padded, is_step.view(*is_step.shape, *[1] * rest), along + "-" * rest)
 
 
 def as_data_and_mask(

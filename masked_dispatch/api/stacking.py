@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from masked_dispatch.api.construct import as_masked_tensor
-from masked_dispatch.interop.crossing import filled, mask_of, tensors_of
+from masked_dispatch.interop.crossing import extent_of, filled, knows_padding, mask_of, tensors_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import collate, default_collate_fn_map
 
@@ -59,10 +59,22 @@ def _padded(tensors: list[Tensor], dim: int) -> MaskedTensor:
     if len({tensor.ndim for tensor in tensors}) > 1:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:5])
         raise ValueError(f"pad_stack takes tensors of the same number of dimensions, not of shapes {shapes}")
-    sizes = [max(lengths) for lengths in zip(*(tensor.shape for tensor in tensors), strict=True)]
-    data, masks = [], []
-    for tensor in tensors:
-        missing = [n for length, size in zip(tensor.shape, sizes, strict=True) for n in (size - length, 0)]
-        data.append(pad(filled(tensor), missing[::-1]))
-        masks.append(pad(mask_of(tensor), missing[::-1]))
-    return as_masked_tensor(torch.stack(data, dim), torch.stack(masks, dim))
+    lengths = list(zip(*(tensor.shape for tensor in tensors), strict=True))
+    sizes = [max(of_dim) for of_dim in lengths]
+    lacking = [[n for size, length in zip(sizes, t.shape, strict=True) for n in (size - length, 0)] for t in tensors]
+
+    def stacked(parts: list[Tensor]) -> Tensor:
+        return torch.stack([pad(part, n[::-1]) for part, n in zip(parts, lacking, strict=True)], dim)
+
+    batch: Tensor = stacked([filled(tensor) for tensor in tensors])
+    if any(isinstance(tensor, MaskedTensor) for tensor in tensors):
+        batch = as_masked_tensor(batch, stacked([mask_of(tensor) for tensor in tensors]))
+    samples = dim % batch.ndim
+    # Sizes that happen to agree say nothing: of a batch that needs no padding, the first dimension numbers positions.
+    differ = [d for d, of_dim in enumerate(lengths) if len(set(of_dim)) > 1] or list(range(len(sizes)))[:1]
+    dims = None if any(map(knows_padding, tensors)) else [d + (d >= samples) for d in differ]
+    if dims == []:
+        return as_masked_tensor(batch)
+    extent = stacked([extent_of(tensor) for tensor in tensors])
+    found: MaskedTensor = torch.ops.masked_dispatch.padded(batch, extent, dims, samples)
+    return found

@@ -41,7 +41,7 @@ TARGETS: dict[str, Callable[[], Tensor]] = {
     "csr": lambda: masked_tensor(DATA, HOLES).to_layout(torch.sparse_csr),
     "csc": lambda: masked_tensor(DATA, HOLES).to_layout(torch.sparse_csc),
     "bsr": lambda: masked_tensor(DATA, HOLES).to_sparse_bsr((1, 2)),
-    "packed": lambda: from_lengths(DATA, LENGTHS).to_packed(),
+    "packed": lambda: from_lengths(DATA, LENGTHS).to_packed().without_extent(),
 }
 
 # What is written, as a number, and whether it is valid.

@@ -32,7 +32,7 @@ from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
 from op_registry.extents.exported import as_stated
 from op_registry.extents.factors import is_prefix, there, with_extent
-from op_registry.extents.found import padded, stores_whole_rows
+from op_registry.extents.found import padded, padded_along, stores_whole_rows
 from op_registry.extents.layouts import in_layout
 from op_registry.extents.masks import extent_under, under, united
 from op_registry.extents.samples import compacted, ends, positions
@@ -162,11 +162,11 @@ def _count(tensor: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
     return torch.full(shape, count, dtype=torch.int64, device=record.device)
 
 
-def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None) -> MaskedTensor:
+def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None, samples: int = 0) -> MaskedTensor:
     record = unwrap_any(tensor)
     if isinstance(tensor, SparseMaskedTensor) and extent is None and not stores_whole_rows(record):
         check_allowed("padded", [tensor], "what is there is read off the mask of every element")
-    found = padded(record, extent, dims)
+    found = padded(record, None if extent is None else stored_validity(tensor, extent), dims, samples)
     return wrap_any(in_layout(found, found.pattern.layout, None, None) if isinstance(found, Sparse) else found)
 
 
@@ -196,6 +196,11 @@ def _positions(tensor: Tensor, dim: int) -> MaskedTensor:
 
 def _padded_as(tensor: Tensor, extent: Tensor | None, known: str) -> MaskedTensor:
     return wrap_record(as_stated(_record(tensor), extent, known))
+
+
+def _padded_along(tensor: Tensor, there: Tensor, known: str) -> MaskedTensor:
+    there = stored_validity(tensor, check_mask(tensor, there))
+    return wrap_any(padded_along(unwrap_any(tensor), there, known))
 
 
 def _without_extent(tensor: Tensor) -> MaskedTensor:
@@ -435,11 +440,12 @@ def install() -> None:
     )
     _define("stored_values(Tensor x, Scalar? fill) -> Tensor", stored_values)
     _define("stored_indices(Tensor x, str name) -> Tensor", stored_indices)
-    _define("padded(Tensor x, Tensor? extent, int[]? dims) -> Tensor", _padded)
+    _define("padded(Tensor x, Tensor? extent, int[]? dims, int samples=0) -> Tensor", _padded)
     _define("ends(Tensor x, int dim, SymInt k, bool last) -> Tensor", _ends)
     _define("align(Tensor x, int dim) -> Tensor", _align)
     _define("positions(Tensor x, int dim) -> Tensor", _positions)
     _define("padded_as(Tensor x, Tensor? extent, str known) -> Tensor", _padded_as)
+    _define("padded_along(Tensor x, Tensor there, str known) -> Tensor", _padded_along)
     _define("without_extent(Tensor x) -> Tensor", _without_extent)
     _define("extent(Tensor x) -> Tensor", _extent)
     _define("own_extent(Tensor x) -> Tensor[]", _own_extent)

@@ -20,8 +20,9 @@ from masked_dispatch.distributed_internals import waited_for
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import Extent, Factor, factors_of
+from op_registry.extents.factors import Extent, Factor, factors_of, narrowed
 from op_registry.records.divided import is_divided
+from op_registry.records.validity import as_bool, as_int8
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
@@ -173,6 +174,24 @@ def data_of(tensor: Tensor) -> Tensor:
 
 def mask_of(tensor: Tensor) -> Tensor:
     return tensor.get_mask() if isinstance(tensor, MaskedTensor) else tensor
+
+
+def booleans_of(tensor: Tensor) -> list[Tensor]:
+    """Return the booleans of what a tensor knows of its padding, of its shape; none if its mask is the extent."""
+    extent = tensor._extent if isinstance(tensor, MaskedTensor) else None
+    if not isinstance(tensor, MaskedTensor) or extent is None or all(f.said is None for f in extent.factors):
+        return []
+    theres = [factor.there for factor in factors_of(unwrap(tensor))]
+    return [as_bool(there).expand(tensor.shape) for there in theres if there is not None]
+
+
+def with_booleans(tensor: MaskedTensor, extent: Extent, booleans: Sequence[Tensor]) -> MaskedTensor:
+    """Return a placed tensor with the extent that `booleans_of` have been placed alike of."""
+    if not booleans:
+        return with_extent(tensor, extent)
+    pairs = zip(extent.factors, booleans, strict=True)
+    factors = [Factor(f.along, waited_for(narrowed(as_int8(there), f.along))) for f, there in pairs]
+    return with_extent(tensor, Extent(tuple(factors), extent.is_mask))
 
 
 def is_distributed(tensor: MaskedTensor) -> bool:

@@ -10,14 +10,22 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from masked_dispatch.dispatch.run_rule import has_masked
-from masked_dispatch.distributed.distributed_tensors import alike, data_of, is_distributed, mask_of, together
+from masked_dispatch.distributed.distributed_tensors import (
+    alike,
+    booleans_of,
+    data_of,
+    is_distributed,
+    mask_of,
+    together,
+    with_booleans,
+)
 from masked_dispatch.distributed_internals import PREPARING, placing_module
 from masked_dispatch.replacements.replacing import no_call, replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -52,7 +60,6 @@ def place_parameter(distribute_tensor: Callable[..., Tensor], tensor: MaskedTens
         return tensor
     detached: Any = tensor.detach()
     torchs_own = inspect.unwrap(distribute_tensor)  # the refusing replacement, installed in another module, wraps it
-    detached._check_no_extent("a parallel module")
     return alike(lambda part, _: torchs_own(part, *args, **kwargs), detached)
 
 
@@ -81,14 +88,36 @@ def placed(function: Callable[[Values], Values], values: Values) -> Values:
     several = list(values) if isinstance(values, (list, tuple)) else [values]
     if not has_masked(several):
         return function(values)
-    for value in several:
-        if isinstance(value, MaskedTensor):
-            value._check_no_extent("a parallel module")
     data, masks = function(_each(data_of, values)), function(_each(mask_of, values))
+    count = max(len(booleans_of(value)) for value in several)
+    booleans = [function(_each(functools.partial(_nth_boolean, n), values)) for n in range(count)]
     if not isinstance(data, (list, tuple)):
-        return together(data, masks) if isinstance(several[0], MaskedTensor) else data
-    triples = zip(several, data, masks, strict=True)
-    return tuple(together(d, m) if isinstance(value, MaskedTensor) else d for value, d, m in triples)
+        return _masked_again(several[0], data, masks, booleans)
+    each = [[placed[n] for placed in booleans] for n in range(len(data))]
+    return tuple(_masked_again(*parts) for parts in zip(several, data, masks, each, strict=True))
+
+
+def _nth_boolean(n: int, value: Tensor) -> Tensor:
+    """Return a boolean that travels with a value; the mask of one that has fewer, because every call takes all."""
+    booleans = booleans_of(value)
+    return booleans[n] if n < len(booleans) else mask_of(value)
+
+
+def _masked_again(value: Tensor, data: Tensor, mask: Tensor, booleans: Sequence[Tensor]) -> Tensor:
+    """Return the placed data of a value under its placed mask, with what the value knows of its padding."""
+    if not isinstance(value, MaskedTensor):
+        return data
+    result, extent = together(data, mask), value._extent
+    if extent is None:
+        return result
+    divided = [dim for dim in extent.positions if data.shape[dim] != value.shape[dim]]
+    if divided:
+        raise MaskedSemanticsError(
+            f"a parallel module places a tensor of shape {tuple(value.shape)} as one of shape {tuple(data.shape)}: "
+            f"dimension {divided[0]} numbers the positions of its samples, which no part has whole. Divide another "
+            "dimension; or pass x.without_extent(), in which padding counts as missing."
+        )
+    return with_booleans(result, extent, booleans[: len(booleans_of(value))])
 
 
 def _each(chosen: Callable[[Tensor], Tensor], values: Values) -> Values:

@@ -111,6 +111,35 @@ def as_masked(data: Tensor, mask: Tensor | None = None) -> MaskedTensor:
     return masked
 
 
+def as_padded(data: Tensor, there: Tensor, along: str) -> MaskedTensor:
+    """Build a batch of which those positions are there that `there` says; shares `data`, differentiable.
+
+    there  bool or integers 0 and 1, of size 1 in dimensions on which it does not depend, True where a position is
+    along  a letter for each dimension: "s" numbers samples, "p" positions from index 0 on, "c" positions that follow
+           one another, "?" positions in an order that is to be read; "-" neither
+
+    An element of masked data is valid where it was and its position is there.
+    """
+    padded: MaskedTensor = torch.ops.masked_dispatch.padded_along(as_masked(data), there, along)
+    return padded
+
+
+def knows_padding(tensor: Tensor) -> bool:
+    """Return whether a tensor knows which of its positions are there."""
+    return isinstance(tensor, MaskedTensor) and tensor._extent is not None
+
+
+def extent_of(tensor: Tensor) -> Tensor:
+    """Return which positions of a tensor are there; without an extent, all."""
+    found = tensor.extent if isinstance(tensor, MaskedTensor) else None
+    return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device) if found is None else found
+
+
+def without_extent(tensor: Tensor) -> Tensor:
+    """Return the tensor, in which padding counts as missing."""
+    return tensor.without_extent() if isinstance(tensor, MaskedTensor) else tensor
+
+
 def zero_of(tensor: Tensor) -> int | bool:
     """Return the fill value of invalid elements."""
     return False if tensor.dtype is torch.bool else 0

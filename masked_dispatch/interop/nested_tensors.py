@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from masked_dispatch.interop.crossing import as_masked, takes
+from masked_dispatch.interop.crossing import takes
 from masked_dispatch.interop.padding import to_lengths, with_positions
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
@@ -44,7 +44,7 @@ def from_nested_tensor(nested: Tensor, total_length: int | None = None) -> Maske
             raise ValueError(f"total_length={total_length} is less than the longest part, {longest}")
         padded = torch.cat([padded, padded.new_zeros(len(parts), total_length - longest, *padded.shape[2:])], 1)
     positions = torch.arange(padded.shape[1], device=nested.device) < lengths[:, None]
-    return with_positions(as_masked(padded), positions)
+    return with_positions(padded, positions, "p")
 
 
 @takes(x=Tensor)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from masked_dispatch.interop.crossing import as_masked, filled, takes
+from masked_dispatch.interop.crossing import filled, takes
 from masked_dispatch.interop.padding import to_lengths, with_positions
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
@@ -23,7 +23,7 @@ def from_packed_sequence(
     """
     padded, lengths = pad_packed_sequence(packed, batch_first=True, total_length=total_length)
     positions = torch.arange(padded.shape[1]) < lengths[:, None]
-    batch = with_positions(as_masked(padded), positions.to(padded.device))
+    batch = with_positions(padded, positions.to(padded.device), "p")
     return batch if batch_first else batch.transpose(0, 1)  # type: ignore[return-value]
 
 

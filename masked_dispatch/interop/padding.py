@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import as_masked, mask_of, takes
-from masked_dispatch.tensor.checks import check_mask, values_unknown
+from masked_dispatch.interop.crossing import as_padded, mask_of, takes
+from masked_dispatch.tensor.checks import values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
@@ -88,8 +88,7 @@ def to_lengths(x: Tensor, dim: int = 1) -> Tensor:
         row = int((~is_prefix.all(1)).nonzero()[0])
         raise ValueError(
             f"the valid positions of row {row} are not its first {int(lengths[row])}, and a length cannot describe "
-            "others. Move them to the front (x.flip(1) for a batch that is padded on the left), or use "
-            "to_attention_mask(x)"
+            "others. Move them to the front, masked_dispatch.align(x), or use to_attention_mask(x)"
         )
     return lengths
 
@@ -103,9 +102,10 @@ def check_shape(data: Tensor, mask: Tensor, name: str) -> None:
         )
 
 
-def with_positions(data: Tensor, valid: Tensor) -> MaskedTensor:
-    """Mask a batch (B, T, …) with a mask (B, T) of positions."""
-    return as_masked(data, check_mask(data, valid.view(*valid.shape, *[1] * (data.ndim - 2))))
+def with_positions(data: Tensor, there: Tensor, order: str = "?") -> MaskedTensor:
+    """A batch (B, T, …) of which those positions (B, T) are there, in an order that `as_padded` names."""
+    rest = data.ndim - 2
+    return as_padded(data, there.view(*there.shape, *[1] * rest), "s" + order + "-" * rest)
 
 
 def positions_of(x: Tensor, name: str) -> Tensor:

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.factors import (
-    PREFIX,
-    SAMPLES,
-    SCATTERED,
-    Along,
+    LETTERS,
     Extent,
     Factor,
     Merged,
@@ -24,23 +21,13 @@ from op_registry.records.dense import Dense
 from op_registry.records.tracing import assert_when_run
 from op_registry.records.validity import as_bool, as_int8, intersect
 
-# Layouts that an exported program may state, as letters: what is known of each dimension of a factor.
-_LETTERS: dict[str, Along] = {
-    "-": None,
-    "s": SAMPLES,
-    "p": PREFIX,
-    "c": Positions(contiguous=True, from_start=False),
-    "f": Positions(contiguous=False, from_start=True),
-    "g": SCATTERED,
-}
-
 
 def stated(extent: Extent) -> str:
     """What is known of an extent as text: a letter for each dimension, factor by factor.
 
     Raises MaskedSemanticsError for dimensions that are merged of others.
     """
-    letters = {along: letter for letter, along in _LETTERS.items()}
+    letters = {along: letter for letter, along in LETTERS.items()}
     found: list[str] = []
     for along in (a for factor in extent.factors for a in factor.along):
         if isinstance(along, Merged):
@@ -63,7 +50,7 @@ def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
         there = as_bool(given)
         for dim, letter in enumerate(letters):
             there = there.any(dim, keepdim=True) if letter == "-" else there
-        factors.append(Factor(tuple(_LETTERS[letter] for letter in letters), as_int8(there)))
+        factors.append(Factor(tuple(LETTERS[letter] for letter in letters), as_int8(there)))
     joint = conjunction(factors)
     assert joint is not None
     fits = [as_bool(joint).expand(record.shape) == as_bool(given)]

@@ -14,6 +14,7 @@ from torch import Tensor
 from op_registry.extents import stored
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
+from op_registry.records.divided import is_divided
 from op_registry.records.tracing import being_traced, under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.sparse.permuted import AnyRecord, Permuted, shown
@@ -54,6 +55,17 @@ class Merged:
 # What is known of a dimension; None: the factor does not depend on it.
 Along = Samples | Positions | Merged | None
 SAMPLES, PREFIX, SCATTERED = Samples(), Positions(), Positions(contiguous=False, from_start=False)
+
+
+# What is known of each dimension as a letter: what a constructor states of a batch, and an exported program of its own.
+LETTERS: dict[str, Along] = {
+    "-": None,
+    "s": SAMPLES,
+    "p": PREFIX,
+    "c": Positions(contiguous=True, from_start=False),
+    "f": Positions(contiguous=False, from_start=True),
+    "g": SCATTERED,
+}
 
 
 def numbers_positions(along: Along) -> bool:
@@ -237,7 +249,12 @@ def narrowed(there: Tensor, along: Sequence[Along]) -> Tensor:
     for dim, known in enumerate(along):
         if known is None and there.shape[dim] != 1:
             # (all of its elements are equal; of none, everything can be said)
-            there = there.narrow(dim, 0, 1) if there.shape[dim] else there.new_ones(_with(there.shape, dim, 1))
+            if not there.shape[dim]:
+                there = there.new_ones(_with(there.shape, dim, 1))
+            elif is_divided(there):  # a part of each rank would be gathered from all
+                there = there.amax(dim, keepdim=True)
+            else:
+                there = there.narrow(dim, 0, 1)
     return there
 
 

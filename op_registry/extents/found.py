@@ -10,6 +10,7 @@ from torch import Tensor
 
 from op_registry.extents import stored
 from op_registry.extents.factors import (
+    LETTERS,
     PREFIX,
     SAMPLES,
     SCATTERED,
@@ -19,6 +20,7 @@ from op_registry.extents.factors import (
     confined,
     conjunction,
     extent_of,
+    factors_of,
     index_along,
     narrowed,
     with_extent,
@@ -28,7 +30,6 @@ from op_registry.records.dense import Dense
 from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.permuted import AnyRecord, keeps_dims_in_view, shown
-from op_registry.sparse.record import Sparse
 
 
 def padded(record: AnyRecord, extent: Tensor | None, dims: Sequence[int] | None, samples: int = 0) -> Any:
@@ -82,20 +83,16 @@ def stores_whole_rows(record: AnyRecord) -> bool:
     return keeps_dims_in_view(base.pattern) and base.values.validity is None
 
 
-# Whether packed storage of a tensor that does not know which of its positions are there says so: its rows.
-PACKED_ROWS_ARE_THERE = False
+def padded_along(record: AnyRecord, there: Tensor, known: str) -> Any:
+    """The record, of whose positions those are there, of its own, that a boolean of as many dimensions says.
 
-
-def of_packed(record: Sparse) -> Sparse:
-    """A packed batch whose rows are what is there, if packing says so.
-
-    The boolean is the pattern of rows itself where all of a row is valid.
+    known  a letter for each dimension, see LETTERS, or "?": the layout of the samples is read from the boolean
     """
-    if not PACKED_ROWS_ARE_THERE:
-        return record
-    rows = stored.validity_over(Sparse(Dense(record.values.data), record.pattern), list(range(2, record.ndim)))()
-    along: tuple[Along, ...] = (SAMPLES, layout_of(rows, 1), *(None for _ in record.dense_sizes))
-    return Sparse(record.values, record.pattern, extent_of([Factor(along, rows)], record.values.validity is None))
+    there = as_int8(there)
+    along = tuple(layout_of(there, dim) if letter == "?" else LETTERS[letter] for dim, letter in enumerate(known))
+    before = record.extent
+    is_mask = is_all_valid(record) if before is None else before.is_mask
+    return with_extent(confined(record, there), extent_of([*factors_of(record), Factor(along, there)], is_mask))
 
 
 def _varies(there: Tensor, dim: int) -> bool:

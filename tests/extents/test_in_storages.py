@@ -202,14 +202,3 @@ def test_what_does_not_carry_it_refuses() -> None:
         md.functional.grad(lambda t: t.sum())(x)
     with pytest.raises(MaskedSemanticsError, match="extent has no sparse form"), md.densify("never"):
         _ = x.extent
-
-
-def test_packing_may_say_that_its_rows_are_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = batch(2, side="left")[0].without_extent()
-    assert x.to_packed().extent is None
-    monkeypatch.setattr("op_registry.extents.found.PACKED_ROWS_ARE_THERE", True)
-    check_same(x.to_packed(), batch(2, side="left")[0])
-    assert x.to_packed().flip(1)._extent.known == batch(2, side="left")[0]._extent.known
-    gaps = x.mask_with(torch.tensor([[True], [False], [True], [True], [True]])).to_packed()
-    assert gaps.extent[0, :, 0].tolist() == [False, False, True, True, True]
-    assert x.to_sparse().extent is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from torch.distributed import checkpoint
 from torch.distributed import group as groups
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import masked_dispatch as md
 from op_registry import MaskedSemanticsError
@@ -34,7 +35,7 @@ def check(name: str) -> Callable[[Check], Check]:
 
 def only_padded(rank: int) -> Any:
     """Two samples of another length on each rank, without missing values."""
-    return md.padded(md.from_lengths(torch.arange(12.0).reshape(2, 3, 2) + rank, (LENGTHS + rank).clamp(max=3)))
+    return md.from_lengths(torch.arange(12.0).reshape(2, 3, 2) + rank, (LENGTHS + rank).clamp(max=3))
 
 
 def missing(rank: int) -> Any:
@@ -276,13 +277,24 @@ def of_distributed_tensors_that_differ(rank: int, ranks: int) -> None:
     )
 
 
-@check("a parallel module, a checkpoint of distributed tensors and sparse storage are refused")
+@check("tensor parallel modules")
+def of_parallel_modules(rank: int, ranks: int) -> None:
+    mesh = init_device_mesh("cpu", (ranks,))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    parallel = parallelize_module(copy.deepcopy(net), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for x in (missing(0), only_padded(0)):
+        found, expected = parallel(x), net(x)
+        md.testing.assert_close(found, expected, check_extent=True)
+        assert found._extent.known == expected._extent.known
+        assert found._extent.is_mask == expected._extent.is_mask
+    norm = parallelize_module(nn.LayerNorm(2), mesh, SequenceParallel())
+    raises(MaskedSemanticsError, lambda: norm(only_padded(0)), "dimension 1 numbers the positions of its samples")
+
+
+@check("a checkpoint of distributed tensors and sparse storage are refused")
 def of_what_is_refused(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
-    module = parallelize_module(nn.Linear(2, 4), mesh, ColwiseParallel())
-    text = "knows which of its positions are there, and a parallel module does not carry that"
-    raises(MaskedSemanticsError, lambda: module(missing(rank)), text, "x.without_extent()")
-    module(missing(rank).without_extent())
     placed = {"x": md.distributed.distribute(missing(rank), mesh, [Shard(0)])}
     with tempfile.TemporaryDirectory() as folder:
         raises(

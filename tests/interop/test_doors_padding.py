@@ -110,7 +110,7 @@ def test_trailing_dimensions_storages_and_plain_tensors() -> None:
         (
             lambda: to_lengths(X.flip(1)),
             ValueError,
-            r"row 0 are not its first 2, .*x.flip\(1\).*to_attention_mask\(x\)",
+            r"row 0 are not its first 2, .*align\(x\).*to_attention_mask\(x\)",
         ),
         (lambda: to_lengths(PARTLY), ValueError, "partly valid, but a length only describes"),
         (lambda: to_lengths(X, dim=0), ValueError, r"shape \(2, 3\) has no lengths along dim=0"),

@@ -50,7 +50,7 @@ def share_of_window(
     spatial = spatial_dims(op)
     window = (*(per_dim(sizes, spatial) for sizes in (kernel_size, stride, padding)), ceil_mode, True, 1)
     total: Dense = by_rule(op, x, *window)
-    if x.validity is not None and registry.get(op) is padding_of_samples.avg_pool:
+    if x.validity is not None and (rule := registry.get(op)) and rule.run is padding_of_samples.avg_pool.run:
         c = Bound.of(None, op, (x, *window), {})
         along = padding_of_samples.pooling_windows(c, total.shape[-spatial:])
         boxes = crops(x, spatial)
