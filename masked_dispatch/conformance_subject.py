@@ -85,7 +85,7 @@ class Eager(Subject):
         ("{0}.to_sparse_csr()", "{0}.clone()"),
         ("{0}.to_sparse_csc()", "{0}.clone()"),
         ("{0}.to_sparse_bsr((1, 2))", "{0}.clone()"),
-        ("{0}.to_packed()", "{0}.clone()"),
+        ("{0}.to_packed().without_extent()", "{0}.clone()"),
         ("{0}.to_dense()", "{0}.clone()"),
         ("{0}.mask_like({1})", "{0}.expand_as({1}).clone()"),
         ("{0}.mask_with({1} > 0)", "torch.where({1} > 0, {0}, {0})"),
@@ -111,6 +111,7 @@ class Eager(Subject):
         layout = COO if storage == HYBRID else layout_called(storage)
         if layout is None or not is_masked_tensor(value) or value.ndim < (2 if storage == HYBRID else layout.min_dims):
             return value
+        knows_padding = value._extent is not None
         with torch.no_grad():
             mask = value.to_dense().get_mask()
             if explicit_invalid:
@@ -120,6 +121,8 @@ class Eager(Subject):
             stored = value.to_layout(layout.public, **_options(storage, layout, value.shape))
             if explicit_invalid:
                 stored = stored.mask_with(mask)
+            if not knows_padding:  # packing says that its rows are there, and storage alone is compared
+                stored = stored.without_extent()
         return stored.requires_grad_(requires_grad)
 
     def densified(self) -> list[str]:

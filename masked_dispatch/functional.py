@@ -155,16 +155,21 @@ class _Mask(NamedTuple):
         sparsity = self.sparsity
         if sparsity is None:
             masked: MaskedTensor = _ops.from_parts(data, self.validity)
-            return masked if self.extent is None else with_extent(masked, self.whole_extent)
-        pieces, validity = self.tensors[: sparsity.pieces], self.tensors[sparsity.pieces :]
-        stored: Tensor = _ops.from_stored(data, validity[0] if validity else None, list(pieces), *sparsity[:4])
-        return stored
+            return with_extent(masked, self.whole_extent)
+        stored: MaskedTensor = _ops.from_stored(data, self.validity, self.pieces, *sparsity[:4])
+        return with_extent(stored, self.whole_extent)
+
+    @property
+    def pieces(self) -> list[Tensor]:
+        """The index tensors of a leaf in sparse storage."""
+        return list(self.tensors[: 0 if self.sparsity is None else self.sparsity.pieces])
 
     @property
     def validity(self) -> Tensor | None:
-        """The validity of a leaf in dense storage, if one is stored."""
-        stored = len(self.tensors) - (0 if self.extent is None else len(booleans_of(self.extent)))
-        return self.tensors[0] if stored else None
+        """The validity, if one is stored."""
+        booleans = 0 if self.extent is None else len(booleans_of(self.extent))
+        stored = self.tensors[len(self.pieces) : len(self.tensors) - booleans]
+        return stored[0] if stored else None
 
     @property
     def whole_extent(self) -> Extent | None:
@@ -183,7 +188,7 @@ class _Mask(NamedTuple):
                 f"a tangent or cotangent of shape {tuple(tangent.shape)} was given for a masked tensor of shape "
                 f"{sparsity.shape} stored as {sparsity.layout}; it has to have that shape, in any layout"
             )
-        values: Tensor = _ops.values_at(tangent, list(self.tensors[: sparsity.pieces]), *sparsity[:4])
+        values: Tensor = _ops.values_at(tangent, self.pieces, *sparsity[:4])
         return values
 
     @property
@@ -193,16 +198,16 @@ class _Mask(NamedTuple):
 
 
 def _data_and_mask(leaf: MaskedTensor) -> tuple[Tensor, _Mask]:
+    extent = leaf._extent
+    booleans = () if extent is None else booleans_of(extent)
     if isinstance(leaf, SparseMaskedTensor):
         pattern = leaf._pattern
         sparsity = _Sparsity(
             pattern.layout.name, pattern.sizes, pattern.block, leaf._order, len(pattern.pieces), tuple(leaf.shape)
         )
-        values, *tensors = _ops.stored_of(leaf)
-        return values, _Mask(tuple(tensors), sparsity)
+        values, *stored = _ops.stored_of(leaf)
+        return values, _Mask((*stored, *booleans), sparsity, extent)
     tensors = () if leaf._graph_validity is None else (_ops.validity_of(leaf),)
-    extent = leaf._extent
-    booleans = () if extent is None else booleans_of(extent)
     return _ops.data_of(leaf), _Mask((*tensors, *booleans), None, extent)
 
 

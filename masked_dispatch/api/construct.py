@@ -121,10 +121,12 @@ def from_nan(data: Tensor) -> MaskedTensor:
 
 
 def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
-    """A padded batch: row i is valid in the first `lengths[i]` positions of `dim`.
+    """A padded batch: row i has the first `lengths[i]` positions of `dim`, and the others are not there.
 
-    data     shape (B, …, T, …) with T at `dim`
+    data     shape (B, …, T, …) with T at `dim`; plain, or masked: then positions of the batch may be missing
     lengths  integers, shape (B,), each between 0 and T
+
+    Each sample then gives what it gives without padding; `x.without_extent()` treats padding as missing values instead.
     """
     data, mask = as_data_and_mask(data, sparse=False, caller="from_lengths")
     lengths = (lengths if isinstance(lengths, Tensor) else _tensor_of(lengths, "from_lengths")).to(data.device)
@@ -157,7 +159,7 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
 def pad_sequence(
     sequences: Iterable[Tensor], batch_first: bool = False, padding_side: Literal["left", "right"] = "right"
 ) -> MaskedTensor:
-    """Sequences of different lengths as one batch, in which the padding is invalid; differentiable.
+    """Sequences of different lengths as one batch, which knows what is padding; differentiable.
 
     sequences     tensors of shape (T_i, …), plain or masked, that differ in T_i only; masked ones keep their masks
     batch_first   whether the result has shape (B, T, …), T the greatest T_i, or (T, B, …)

@@ -25,14 +25,15 @@ def pad_stack(tensors: Iterable[tuple[Any, ...] | list[Any] | Mapping[Any, Any]]
 
 
 def pad_stack(tensors: Iterable[Any], dim: int = 0) -> Any:
-    """Stack tensors that may differ in every size along a new dimension; the elements that fill them up are invalid.
+    """Stack tensors that may differ in every size along a new dimension; what fills them up is padding, and not there.
 
     tensors  plain or masked, at least one, of the same number of dimensions; masked ones keep their masks. Or samples
              of a dataset (tuples, lists and mappings of such tensors, NumPy arrays and numbers), which are collated as
              by `torch.utils.data.default_collate`, except that tensors may differ in size
 
-    The result has the greatest sizes, and each tensor lies at the beginning of every dimension. It is differentiable
-    and stored densely. For sequences, which only differ in their first size, use `pad_sequence`.
+    The result has the greatest sizes, and each tensor lies at the beginning of every dimension. Dimensions in which
+    tensors differ number positions (the first one, if they don't differ). The result is differentiable and stored
+    densely. For sequences, which only differ in their first size, use `pad_sequence`.
 
     Raises ValueError for no tensors, or for different numbers of dimensions; TypeError for other samples.
     """

@@ -180,7 +180,6 @@ def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:
     """The record that a lowering sees; its values are connected to the autograd graph if derivatives are needed."""
     check_usable(tensor, tensor._kept_values)
     if under_transform():
-        tensor._check_no_extent("a transform of masked_dispatch.functional")
         if tensor.requires_grad and torch.is_grad_enabled():
             check_not_captured(tensor)
         # What is computed from a pattern in a transform carries it, and must not be memoized on the pattern.

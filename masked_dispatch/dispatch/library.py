@@ -177,15 +177,22 @@ def _moved_within(operation: str, tensor: Tensor) -> Dense:
     return _record(tensor)
 
 
-def _ends(tensor: Tensor, dim: int, k: int, last: bool) -> MaskedTensor:
-    record = _moved_within("last" if last else "first", tensor)
-    return wrap_record(ends(record, dim, min(k, record.shape[dim]), last))
+def _ends(tensor: Tensor, dim: int, k: int, last: bool) -> Tensor:
+    k = min(k, tensor.shape[dim])
+    if isinstance(tensor, SparseMaskedTensor) and _begins_at_start(tensor, dim):
+        return tensor.flip(dim).narrow(dim, 0, k).flip(dim) if last else tensor.narrow(dim, 0, k).clone()
+    return wrap_record(ends(_moved_within("last" if last else "first", tensor), dim, k, last))
+
+
+def _begins_at_start(tensor: Tensor, dim: int) -> bool:
+    """Whether each sample's positions along a dimension are known to be the first ones."""
+    extent = unwrap_any(tensor).extent
+    assert extent is not None
+    return all(f.along[dim] is None or is_prefix(f.along[dim]) for f in extent.factors)
 
 
 def _align(tensor: Tensor, dim: int) -> Tensor:
-    extent = unwrap_any(tensor).extent
-    assert extent is not None
-    if all(f.along[dim] is None or is_prefix(f.along[dim]) for f in extent.factors):
+    if _begins_at_start(tensor, dim):
         return tensor
     return wrap_record(compacted(_moved_within("align", tensor), dim))
 
@@ -292,8 +299,6 @@ def _from_parts(data: Tensor, validity: Tensor | None) -> MaskedTensor:
 
 def _stored_of(tensor: Tensor) -> list[Tensor]:
     """The plain tensors of a sparsely stored tensor: values, index tensors, and the validity if there is one."""
-    if isinstance(tensor, MaskedTensor):
-        tensor._check_no_extent("a transform of masked_dispatch.functional, or an exported graph,")
     record = unwrap_any(tensor)
     base = record.base if isinstance(record, Permuted) else record
     assert isinstance(base, Sparse)

@@ -18,6 +18,7 @@ from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overl
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.dispatch.sparse_writes import record_below, store, update_elements
 from masked_dispatch.engine_internals import called_by_engine, current_node, engine_run
+from masked_dispatch.interop.crossing import without_extent
 from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
@@ -84,6 +85,9 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
         elif assigns and isinstance(args[1], SparseMaskedTensor) and args[1].shape == target.shape:
             say_what_is_dropped(op, [(target, args[1])])
             return update(target, args[1])
+        elif drops:  # nothing is padded in a plain tensor: what a source lacks is skipped, as what it misses is
+            args = (target, *map(without_extent, args[1:]))
+            kwargs = {name: without_extent(value) for name, value in kwargs.items()}
         if overlap.active:
             overlap(target, args[1:])
         with overlays_of_caller(1), lock_of(target):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -124,9 +124,9 @@ def as_padded(data: Tensor, there: Tensor, along: str) -> MaskedTensor:
     return padded
 
 
-def knows_padding(tensor: Tensor) -> bool:
-    """Return whether a tensor knows which of its positions are there."""
-    return isinstance(tensor, MaskedTensor) and tensor._extent is not None
+def knows_padding(value: object) -> bool:
+    """Return whether a value is a tensor that knows which of its positions are there."""
+    return isinstance(value, MaskedTensor) and value._extent is not None
 
 
 def extent_of(tensor: Tensor) -> Tensor:
@@ -135,9 +135,9 @@ def extent_of(tensor: Tensor) -> Tensor:
     return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device) if found is None else found
 
 
-def without_extent(tensor: Tensor) -> Tensor:
-    """Return the tensor, in which padding counts as missing."""
-    return tensor.without_extent() if isinstance(tensor, MaskedTensor) else tensor
+def without_extent(value: Any) -> Any:
+    """Return a tensor in which padding counts as missing; other values are returned as they are."""
+    return value.without_extent() if knows_padding(value) else value
 
 
 def zero_of(tensor: Tensor) -> int | bool:

@@ -1,6 +1,6 @@
 """Convert from and to the masks of padded batches: attention_mask, key_padding_mask and lengths.
 
-A batch has shape (B, T, …), and its mask marks each of the B · T positions as data or padding. An `attention_mask`
+A batch has shape (B, T, …), and its mask marks each of the B · T positions as data or padding, which is not there. An `attention_mask`
 marks data with 1, a `key_padding_mask` marks padding with True; each function's name states its kind of mask.
 """
 
@@ -16,7 +16,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 @takes(data=Tensor, attention_mask=Tensor)
 def from_attention_mask(data: Tensor, attention_mask: Tensor) -> MaskedTensor:
-    """Mask a batch with an `attention_mask` of Hugging Face's tokenizers, valid where it is 1; differentiable.
+    """A batch with an `attention_mask` of Hugging Face's tokenizers: positions are there where it is 1; differentiable.
 
     data            shape (B, T, …); the result shares it. Invalid elements of masked data stay invalid
     attention_mask  shape (B, T), bool or integers 0 and 1
@@ -44,7 +44,7 @@ def to_attention_mask(x: Tensor) -> Tensor:
 
 @takes(data=Tensor, key_padding_mask=Tensor)
 def from_key_padding_mask(data: Tensor, key_padding_mask: Tensor) -> MaskedTensor:
-    """Mask a batch with a mask of torch.nn.MultiheadAttention or nn.Transformer, invalid where True; differentiable.
+    """A batch with a mask of torch.nn.MultiheadAttention or nn.Transformer, padding where True; differentiable.
 
     data              shape (B, T, …); the result shares it. Invalid elements of masked data stay invalid
     key_padding_mask  bool, shape (B, T), True at padding

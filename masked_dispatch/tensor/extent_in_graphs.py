@@ -38,7 +38,12 @@ Pieces = tuple[Extent, Known, list[Tensor]]
 class ExtentPieces:
     """Gives a masked tensor the attributes of `NAMES`, its inner tensors."""
 
+    _data: Tensor
     _kept_pieces: Pieces | None = None
+
+    @property
+    def _values_stored(self) -> Tensor:
+        return self._data
 
 
 def _piece(number: int) -> property:
@@ -61,7 +66,7 @@ def pieces_of(tensor: MaskedTensor) -> Pieces:
 
 
 def _pieces(tensor: MaskedTensor, extent: Extent) -> Pieces:
-    traced = being_traced(tensor._data) or tensor._carries_transform
+    traced = being_traced(tensor._values_stored) or tensor._carries_transform
     booleans = booleans_of(extent)
     if not traced:
         booleans = [boolean.detach() for boolean in booleans]
@@ -77,7 +82,7 @@ def _pieces(tensor: MaskedTensor, extent: Extent) -> Pieces:
 def _sized(tensor: MaskedTensor, extent: Extent, traced: bool) -> Tensor:
     shape = shape_of_sizes(extent)
     if traced:
-        return tensor._data.new_empty([1] * len(shape), dtype=torch.int8).narrow(0, 0, 0).expand(shape)
+        return tensor._values_stored.new_empty([1] * len(shape), dtype=torch.int8).narrow(0, 0, 0).expand(shape)
     with without_torch_dispatch():  # Dynamo calls this while it makes fake tensors
         return torch.empty([0] + [1] * (len(shape) - 1), dtype=torch.int8, device=tensor.device).expand(shape)
 
@@ -86,5 +91,5 @@ def take_extent_from_graph(tensor: MaskedTensor, known: Known, inner: dict[str, 
     """Give a masked tensor that a graph takes or returns the extent of these inner tensors."""
     pieces = [inner[name] for name in NAMES if name in inner]
     tensor._extent = together(known, pieces[: sum(known.stored)], pieces[-1].shape if known.sizes else ())
-    if being_traced(tensor._data):
+    if being_traced(tensor._values_stored):
         tensor._kept_pieces = tensor._extent, known, pieces

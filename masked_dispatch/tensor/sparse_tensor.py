@@ -13,6 +13,7 @@ from torch import Tensor
 
 from masked_dispatch.compiler_internals import dynamo_is_loaded, mark_dynamic, never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import Policy, current
+from masked_dispatch.tensor.extent_in_graphs import NAMES, pieces_of, take_extent_from_graph
 from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.in_transform import InTransform
 from masked_dispatch.tensor.indexing import as_index_tensors, as_source
@@ -27,6 +28,7 @@ from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_rais
 from masked_dispatch.update_policy import Mode
 from masked_dispatch.update_policy import current as current_updates
 from op_registry import MaskedSemanticsError, registry
+from op_registry.extents.pieces import Known
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.layout import DENSE, Layout
@@ -36,8 +38,9 @@ from op_registry.sparse.permuted import AnyRecord, Permuted, base_shape_of, grou
 from op_registry.sparse.record import Sparse
 
 # A compiled graph guards on these: the layout's name, the number of sparse dimensions, the block size, the order of
-# dimensions, the version of the rules (and of a third-party layout), the densify policy and the mode of `updates`.
-Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str, Policy, Mode]
+# dimensions, the version of the rules (and of a third-party layout), the densify policy, the mode of `updates`, and the
+# padding that is known.
+Context = tuple[str, int, tuple[int, int] | None, tuple[int, ...] | None, str, Policy, Mode, Known | None]
 
 
 def needs_dense_storage(tensor: SparseMaskedTensor) -> MaskedSemanticsError:
@@ -83,6 +86,10 @@ class SparseMaskedTensor(MaskedTensor):
     @property
     def _pattern(self) -> Pattern:
         return self._kept.pattern
+
+    @property
+    def _values_stored(self) -> Tensor:
+        return self._kept_values
 
     @property
     def _data(self) -> Tensor:  # type: ignore[override]
@@ -204,14 +211,16 @@ class SparseMaskedTensor(MaskedTensor):
     @never_compiled
     def __tensor_flatten__(self) -> tuple[list[str], Context]:  # type: ignore[override]
         # As for dense storage: no sizes, because the graph would guard on each; the registry's version.
-        self._check_no_extent("torch.compile")
         pattern = self._pattern
         names = ["_kept_values", *(["_kept_validity"] if self._kept_validity is not None else [])]
         names += ["_piece_0", "_piece_1"][: len(pattern.pieces)]
         if dynamo_is_loaded() and not being_traced(self._kept_values):
             self._mark_nnz_dynamic()
         keep_functions_whole(registry.version)
-        version = registry.version + version_of(pattern.layout)
+        version, known = registry.version + version_of(pattern.layout), None
+        if self._extent is not None:
+            _, known, of_extent = pieces_of(self)
+            names += NAMES[: len(of_extent)]
         return names, (
             pattern.layout.name,
             pattern.ndim,
@@ -220,6 +229,7 @@ class SparseMaskedTensor(MaskedTensor):
             version,
             current(),
             current_updates(),
+            known,
         )
 
     def _mark_nnz_dynamic(self) -> None:
@@ -235,7 +245,7 @@ class SparseMaskedTensor(MaskedTensor):
     def __tensor_unflatten__(  # type: ignore[override]
         inner: dict[str, Tensor], context: Context, outer_size: torch.Size, outer_stride: tuple[int, ...]
     ) -> SparseMaskedTensor:
-        layout, ndim, block, order, *_ = context
+        layout, ndim, block, order, *_, known_of_extent = context
         sizes: Sequence[int] = outer_size
         values = inner["_kept_values"]
         pieces = tuple(inner[name] for name in ("_piece_0", "_piece_1") if name in inner)
@@ -249,6 +259,8 @@ class SparseMaskedTensor(MaskedTensor):
         record = stored if order is None else Permuted(stored, order)
         # Use the given sizes: for merged dimensions, the record's sizes are expressions of these.
         wrapper = wrap_sparse(record, size=outer_size)
+        if known_of_extent is not None:
+            take_extent_from_graph(wrapper, known_of_extent, inner)
         if being_traced(values):
             prepare_for_tracing()
             torch._check(values.shape[0] == pieces[-1].shape[-1])  # gives the graph one symbol, not two

@@ -83,8 +83,9 @@ class Conversions(_Base):
     def to_packed(self) -> MaskedTensor:
         """A padded batch (B, T, …) without its padding, one sequence after another; see :meth:`to_layout`.
 
-        It stores a row (b, t) if any of the row's elements is valid. Operators on rows (linear, norms, activations,
-        dropout, embeddings, losses) then run on the stored rows only, and attention runs one sequence at a time; see
+        It stores a row (b, t) if the batch has that position; without an extent, if any of the row's elements is valid,
+        and these rows are what is there from then on. Operators on rows (linear, norms, activations, dropout,
+        embeddings, losses) then run on the stored rows only, and attention runs one sequence at a time; see
         docs/semantics.md. `x.to_dense()` restores the padding.
         """
         return self.to_layout(torch.jagged)

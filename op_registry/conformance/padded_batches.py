@@ -207,14 +207,14 @@ def _is_unclaimed(ragged: Ragged, result: Tensor) -> bool:
     """Whether values are random, or indices that count in the batch."""
     if torch.Tag.nondeterministic_seeded in ragged.op.tags:
         return True
-    first = next(iter(ragged.given.values()))
-    indices = (
-        result.dtype is torch.int64 and first.dtype is not torch.int64 and not ragged.op._schema.name.endswith(_COUNTS)
-    )
+    first, name = next(iter(ragged.given.values())), ragged.op._schema.name
+    made = result.dtype is torch.int64 and first.dtype is not torch.int64 and not name.endswith(_COUNTS)
+    indices = made or name.endswith(_INDICES)
     return indices and (ragged.draw.side != "right" or ragged.axes.role == "window")
 
 
 _COUNTS = ("count_nonzero", "sum", "prod")
+_INDICES = ("argmax", "argmin")  # in a dtype that the caller names, too
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients

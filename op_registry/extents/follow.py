@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Dimension, Label, Labels, atoms
+from op_registry.dimensions import Dimension, Label, Labels, View, atoms
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
@@ -85,7 +85,8 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     made = call.rule.category is FACTORY
     mixes = call.rule.category in _MIXING and "each" in labels.roles.values()
     fills = made or mixes or written is not None
-    grows = fills or not _KEEPING.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
+    keeping = _KEEPING | {"selected"} if isinstance(call.rule.dims, View) else _KEEPING
+    grows = fills or not keeping.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
 
     def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
         if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):

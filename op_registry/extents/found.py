@@ -30,6 +30,7 @@ from op_registry.records.dense import Dense
 from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.permuted import AnyRecord, keeps_dims_in_view, shown
+from op_registry.sparse.record import Sparse
 
 
 def padded(record: AnyRecord, extent: Tensor | None, dims: Sequence[int] | None, samples: int = 0) -> Any:
@@ -93,6 +94,18 @@ def padded_along(record: AnyRecord, there: Tensor, known: str) -> Any:
     before = record.extent
     is_mask = is_all_valid(record) if before is None else before.is_mask
     return with_extent(confined(record, there), extent_of([*factors_of(record), Factor(along, there)], is_mask))
+
+
+def of_packed(record: Sparse) -> Sparse:
+    """A packed batch, whose rows are what is there.
+
+    The boolean is the pattern of rows itself where all of a row is valid. (Rows without elements are not stored.)
+    """
+    if 0 in record.dense_sizes:
+        return record
+    rows = stored.validity_over(Sparse(Dense(record.values.data), record.pattern), list(range(2, record.ndim)))()
+    along: tuple[Along, ...] = (SAMPLES, layout_of(rows, 1), *(None for _ in record.dense_sizes))
+    return Sparse(record.values, record.pattern, extent_of([Factor(along, rows)], record.values.validity is None))
 
 
 def _varies(there: Tensor, dim: int) -> bool:

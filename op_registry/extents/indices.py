@@ -11,6 +11,7 @@ from op_registry.bound import Bound
 from op_registry.dimensions import AtIndices, Elementwise, Indexed, Label, Labels, View, atoms
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
+    SAMPLES,
     Along,
     Factor,
     factors_of,
@@ -18,6 +19,7 @@ from op_registry.extents.factors import (
     narrowed,
     numbers_positions,
     there,
+    with_extent,
     without_order,
 )
 from op_registry.extents.follow import any_stored, followed, only_padded, records_of, refuse, sizes_of, with_factors
@@ -26,6 +28,7 @@ from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8, intersect
 from op_registry.rule import Run
+from op_registry.sparse.permuted import AnyRecord
 from op_registry.sparse.record import NotLowered
 
 
@@ -42,10 +45,8 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
     hidden = [f for f in factors_of(record) if any(f.along[d] is not None for d in indexed)]
     if not hidden:
         return followed(call, labels, call.applied(run))
-    if any_stored(call):
-        raise NotLowered("it reads at positions of samples, on dense storage")
-    readable = Dense(record.data, record.validity)  # (mask within extent: what is not there is invalid)
-    result: Dense = call.with_(**{first: readable}).applied(run)
+    # (mask within extent: what is not there is invalid)
+    result: AnyRecord = call.with_(**{first: with_extent(record, None)}).applied(run)
     sizes, dims = sizes_of(call, labels), labels.results[0]
     rest = [f for f in factors_of(record) if f not in hidden]
     operands = [[carried(f, labels.operands[first], dims, sizes) for f in rest]]
@@ -54,28 +55,35 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
         for name, r in records.items()
         if name != first
     ]
-    moved = [_moved(call, first, f, labels, result) for f in hidden] if isinstance(call.rule.dims, Indexed) else []
-    if isinstance(call.rule.dims, AtIndices):
-        moved = [_moved(call, first, f, labels, result) for f in hidden]
-    found = combined([*([f for f in each if f is not None] for each in operands), moved], call.rule.name)
-    return with_factors(result, found, only_padded(records))
+    others = [[f for f in each if f is not None] for each in operands]
+    if len(hidden) == 1 and not any(others) and only_padded(records):
+        return with_factors(result, [Factor(_known_of_read(first, hidden[0], labels))], padded=True, grows=False)
+    if any_stored(call):
+        raise NotLowered("it reads at positions of samples, on dense storage")
+    moved = [_read(call, first, f, labels) for f in hidden]
+    return with_factors(result, combined([*others, moved], call.rule.name), only_padded(records))
 
 
-def _moved(call: Bound, first: str, factor: Factor, labels: Labels, result: Dense) -> Factor:
+def _read(call: Bound, first: str, factor: Factor, labels: Labels) -> Factor:
     """A factor of the operand that is read, at the positions that are read."""
     record = call.tensors[first]
     assert factor.there is not None
     read = call.with_(**{first: Dense(factor.there.expand(record.shape))}).run()
     positions = as_int8(read.data) if read.validity is None else intersect(as_int8(read.data), read.validity)
     assert positions is not None
+    known = _known_of_read(first, factor, labels)
+    return Factor(known, narrowed(positions, known))
+
+
+def _known_of_read(first: str, factor: Factor, labels: Labels) -> tuple[Along, ...]:
+    """What is known of the dimensions of a result that is read at positions of the operand."""
     known: dict[Label, Along] = {}
     for dim, along in zip(labels.operands[first], factor.along, strict=True):
         known |= dict.fromkeys(atoms(dim), along)
-    moved = tuple(
+    return tuple(
         known[label] if label in known else without_order(_indexed(labels, first, factor))
         for label in (atoms(dim)[0] for dim in labels.results[0])
     )
-    return Factor(moved, narrowed(positions, moved))
 
 
 def _indexed(labels: Labels, first: str, factor: Factor) -> Any:
@@ -109,12 +117,28 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     sizes, dims = sizes_of(call, labels), labels.results[0]
     found = [list(factors_of(record))]
     for name, other in others.items():
+        if isinstance(call.rule.dims, View):
+            found.append([_of_a_part(call, first, name, f, labels) for f in factors_of(other)])
+            continue
         moved = [carried(f, labels.operands[name], dims, sizes) for f in factors_of(other)]
         found.append([f for f in moved if f is not None])
     factors = combined(found, call.rule.name)
     if not factors:
         return result
     return with_factors(result, factors, padded=only_padded(records))
+
+
+def _of_a_part(call: Bound, first: str, name: str, factor: Factor, labels: Labels) -> Factor:
+    """A factor of what is written to a part of a tensor, all the rest of which is there."""
+    if any_stored(call):
+        raise NotLowered("positions are written to a part of a dimension, on dense storage")
+    record, source = call.tensors[first], call.tensors[name]
+    assert factor.there is not None
+    everywhere = torch.ones(record.shape, dtype=torch.int8, device=record.device)
+    there = call.with_(**{first: Dense(everywhere), name: Dense(factor.there.expand(source.shape))}).run().data
+    known = dict(zip(labels.operands[name], factor.along, strict=True))
+    along = tuple(without_order(known[dim]) if dim in known else SAMPLES for dim in labels.results[0])
+    return Factor(along, narrowed(there, along))
 
 
 def _check_counts(call: Bound, labels: Labels, records: Mapping[str, Dense]) -> None:

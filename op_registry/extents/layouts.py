@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from op_registry.extents import stored
 from op_registry.extents.factors import conjunction, factors_of, with_extent
+from op_registry.extents.found import of_packed
 from op_registry.records.dense import Dense
 from op_registry.sparse.layout import Block, Layout
 from op_registry.sparse.record import Sparse, from_dense, to_layout
@@ -16,7 +17,8 @@ def in_layout(record: Dense | Sparse, layout: Layout, dims: int | None, block: B
     """
     extent = record.extent
     if extent is None:
-        return _converted(record, layout, dims, block)
+        found = _converted(record, layout, dims, block)
+        return of_packed(found) if layout.of_sequences else found
     there = None if extent.is_mask or not layout.of_sequences else conjunction(factors_of(record))
     is_so = isinstance(record, Sparse) and record.pattern.layout == layout
     if there is None or is_so:

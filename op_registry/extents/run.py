@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from op_registry.bound import Bound
 from op_registry.dimensions import AtIndices, Indexed, Joined, Labels, OfSizes, Reshaped, View
 from op_registry.extents import indices, joins, particular, samples, slices
+from op_registry.extents.factors import with_extent
 from op_registry.extents.follow import (
     RECORDS,
     any_stored,
@@ -61,6 +62,8 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
         if particular.reads_what_is_valid(call):
             return call.map(lambda record: Dense(record.data, record.validity), Dense).applied(run)
         dims = rule.dims
+        if dims is not None:  # an operator's own errors come first
+            call.map(lambda record: with_extent(record, None), RECORDS).applied(run)
         why = "its rule does not state its dimensions" if dims is None else f"of its dimensions, {dims}"
         raise refuse(call, why)
     follower = _follower(call, labels)
@@ -121,4 +124,4 @@ def _ordinary(call: Bound, labels: Labels, run: Run) -> Any:
 
 
 # What moves elements of dense records.
-_ON_DENSE = frozenset({samples.moved, samples.windowed, slices.unfolded})
+_ON_DENSE = frozenset({samples.windowed, slices.unfolded})

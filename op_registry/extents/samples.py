@@ -12,7 +12,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions import Labels
-from op_registry.extents import regroup
+from op_registry.extents import regroup, stored
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
     PREFIX,
@@ -30,6 +30,7 @@ from op_registry.extents.factors import (
     index_along,
     is_prefix,
     numbers_positions,
+    with_extent,
     without_order,
 )
 from op_registry.extents.follow import (
@@ -106,11 +107,16 @@ def _gathered(record: Dense, dim: int, order: Tensor, factors: Sequence[Factor],
     return Dense(record.data.gather(dim, index), validity, extent_of(factors, is_mask))
 
 
-def _within(record: Dense, dim: int, source: Callable[[Tensor, Tensor], Tensor]) -> Dense:
+def _within(record: AnyRecord, dim: int, source: Callable[[Tensor, Tensor], Tensor]) -> AnyRecord:
     """Each sample's elements in another order along `dim`: rank r reads rank ``source(r, n)`` of n."""
+    assert record.extent is not None
+    if not isinstance(record, Dense):
+        changed = stored.within_rows(record, dim, source) if record.extent.is_mask else None
+        if changed is None:
+            raise NotLowered("it works within each sample, on dense storage")
+        return with_extent(changed, record.extent)  # type: ignore[no-any-return]
     there = along_dim(record, dim)
     assert there is not None
-    assert record.extent is not None
     there = as_bool(there)
     rank = there.cumsum(dim) - 1
     count = there.sum(dim, keepdim=True)
@@ -120,7 +126,7 @@ def _within(record: Dense, dim: int, source: Callable[[Tensor, Tensor], Tensor])
     return _gathered(record, dim, index, factors_of(record), record.extent.is_mask)
 
 
-def moved(call: Bound, labels: Labels, run: Run) -> Dense:
+def moved(call: Bound, labels: Labels, run: Run) -> AnyRecord:
     """flip and roll: along dimensions that number positions within each sample, along others as torch does."""
     record = next(iter(call.tensors.values()))
     name = packet_name(call.op)
@@ -128,11 +134,11 @@ def moved(call: Bound, labels: Labels, run: Run) -> Dense:
     if name not in ("flip", "roll") or not dims:
         raise refuse(call, "it moves elements across dimensions that number positions or samples")
     for dim, shift in zip(dims, call.named.get("shifts") or [0] * len(dims), strict=True):
-        record = _moved_along(call, record, dim, shift)
-    return record
+        record = _moved_along(call, run, record, dim, shift)
+    return record  # type: ignore[no-any-return]
 
 
-def _moved_along(call: Bound, record: Dense, dim: int, shift: int) -> Dense:
+def _moved_along(call: Bound, run: Run, record: AnyRecord, dim: int, shift: int) -> AnyRecord:
     assert record.extent is not None
     flips = packet_name(call.op) == "flip"
     if not record.extent.numbers(dim):
@@ -142,11 +148,9 @@ def _moved_along(call: Bound, record: Dense, dim: int, shift: int) -> Dense:
         def move(t: Tensor) -> Tensor:
             return call.with_(**{first: t}, **change).applied(call.op)
 
-        factors = [
-            f if f.along[dim] is None or f.there is None else replace(f, said=move(f.there)) for f in factors_of(record)
-        ]
-        result: Dense = call.with_(**{first: Dense(record.data, record.validity)}, **change).run()
-        return Dense(result.data, result.validity, extent_of(factors, record.extent.is_mask))
+        factors = [f if f.along[dim] is None else f.moved_by(move) for f in factors_of(record)]
+        result = call.with_(**{first: with_extent(record, None)}, **change).applied(run)
+        return with_extent(result, extent_of(factors, record.extent.is_mask))  # type: ignore[no-any-return]
     if any(isinstance(as_positions(f.along[dim]), Merged) for f in record.extent.factors):
         raise refuse(call, f"dimension {dim} is merged of positions and others")
     if flips:

@@ -51,6 +51,27 @@ def masked(record: Sparse | Permuted, there: Tensor) -> Sparse | Permuted:
     return Sparse(record.values.masked_by(as_int8(found)), record.pattern)
 
 
+def within_rows(
+    record: Sparse | Permuted, dim: int, source: Callable[[Tensor, Tensor], Tensor]
+) -> Sparse | Permuted | None:
+    """Each row's stored elements in another order along `dim`: rank r reads rank ``source(r, n)`` of n.
+
+    None if elements are not stored row by row along it, or some are invalid.
+    """
+    base, groups = shown(record)
+    pattern = base.pattern
+    ends = pattern.ends() if pattern.layout.of_sequences else None
+    if ends is None or groups[dim] != (1,) or base.values.validity is not None:
+        return None
+    row = torch.repeat_interleave(ends.diff(), output_size=pattern.stored)
+    start, count = ends[:-1].index_select(0, row), ends.diff().index_select(0, row)
+    rank = torch.arange(pattern.stored, device=record.device) - start
+    index = start + source(rank, count)
+    values = base.values.map(lambda t: t.index_select(0, index))
+    changed = Sparse(values, pattern)
+    return record.like(changed) if isinstance(record, Permuted) else changed
+
+
 def packed(record: Dense | Sparse, there: Tensor, layout: Layout) -> Sparse:
     """The rows of a batch that are there, valid or missing, in a layout of rows; `there` broadcasts to the record."""
     sizes = tuple(record.shape[:2])

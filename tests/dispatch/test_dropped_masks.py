@@ -73,7 +73,8 @@ IN_PLACES: dict[str, Callable[[Any], Any]] = {
     "dense": lambda x: x,
     "coo": lambda x: x.to_sparse(),
     "csr": lambda x: x.to_sparse_csr(),
-    "packed": lambda x: x.to_packed(),
+    "packed": lambda x: x.to_packed().without_extent(),
+    "padded": lambda x: md.padded(x, torch.ones(2, 3, dtype=torch.bool), dim=1),
 }
 SOURCES: dict[str, Callable[[], md.MaskedTensor]] = {
     **{f"holes, {n}": lambda to=to: to(md.masked_tensor(DATA, HOLES)) for n, to in IN_PLACES.items()},

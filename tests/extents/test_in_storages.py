@@ -198,7 +198,15 @@ def test_models_stay_packed() -> None:
 
 def test_what_does_not_carry_it_refuses() -> None:
     x = batch(2)[0].to_packed()
-    with pytest.raises(MaskedSemanticsError, match="knows which of its positions are there, and a transform"):
-        md.functional.grad(lambda t: t.sum())(x)
     with pytest.raises(MaskedSemanticsError, match="extent has no sparse form"), md.densify("never"):
         _ = x.extent
+
+
+def test_packing_says_that_its_rows_are_what_is_there() -> None:
+    x = batch(2, side="left")[0].without_extent()
+    check_same(x.to_packed(), batch(2, side="left")[0])
+    assert x.to_packed()._extent.known == batch(2, side="left")[0]._extent.known
+    gaps = x.mask_with(torch.tensor([[True], [False], [True], [True], [True]])).to_packed()
+    assert gaps.extent[0, :, 0].tolist() == [False, False, True, True, True]
+    assert x.to_sparse().extent is None
+    assert x.to_packed().without_extent().to_packed().extent is not None

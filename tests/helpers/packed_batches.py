@@ -32,7 +32,7 @@ def batch(kind: str, *sizes: int, seed: int = 0) -> md.MaskedTensor:
     """A padded batch (B, T, *sizes) with NaN where there is no row."""
     data = torch.randn((B, T, *sizes), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     mask = rows(kind).reshape(B, T, *[1] * len(sizes))
-    return md.masked_tensor(torch.where(mask, data, torch.nan), mask)
+    return md.padded(md.masked_tensor(torch.where(mask, data, torch.nan), mask), dim=1)
 
 
 def plain(*sizes: int, seed: int = 1) -> Tensor:
@@ -54,12 +54,17 @@ def filled(x: Tensor) -> Tensor:
     return x.to_tensor(0) if md.is_masked_tensor(x) else x
 
 
+def pack(x: Tensor) -> Tensor:
+    """Packed rows, which are what is there only if the batch says so."""
+    return x.to_packed() if x._extent is not None else x.to_packed().without_extent()
+
+
 def alike(function: Callable[..., Any], inputs: list[Tensor], parameters: list[Tensor] = (), policy: str = "never"):
     """The function on padded inputs and on packed ones: the same result, and the same gradients of all inputs."""
     outcomes = []
     for packed in (False, True):
         leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in (*inputs, *parameters)]
-        given = [x.to_packed() if packed and n < len(inputs) else x for n, x in enumerate(leaves)]
+        given = [pack(x) if packed and n < len(inputs) else x for n, x in enumerate(leaves)]
         torch.manual_seed(0)
         with md.densify(policy if packed else "auto"):
             results = function(*given)

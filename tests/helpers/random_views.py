@@ -37,7 +37,7 @@ def random_view(x: Tensor, choose: random.Random) -> Callable[[Tensor], Tensor]:
 def check_random_views(seed: int, sizes: tuple[int, int]) -> None:
     """Stored densely where a view has no packed form; the values, masks and gradients are the same anyhow."""
     choose = random.Random(seed)
-    x = batch("holes", H, 2)[: sizes[0], : sizes[1]]
+    x = batch("holes", H, 2).without_extent()[: sizes[0], : sizes[1]]
     twin, views = x.to_tensor(0), []
     for _ in range(7):
         views.append(random_view(twin, choose))

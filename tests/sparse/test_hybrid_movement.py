@@ -23,7 +23,7 @@ def steps(*sizes: int) -> MaskedTensor:
 STORED = {
     "hybrid": lambda: steps(6).to_sparse(2),
     "one sparse dimension": lambda: steps(6).to_sparse(1),
-    "packed": lambda: steps(6).to_packed(),
+    "packed": lambda: steps(6).to_packed().without_extent(),
 }
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "diagonal of sparse dimensions": lambda x: x.diagonal(1, 0, 1),

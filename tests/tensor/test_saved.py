@@ -38,6 +38,7 @@ ALL_KINDS = (*KINDS, "heads")
 
 def parts_of(x: Any) -> tuple[Callable[..., Any], Parts]:
     """What is saved of a tensor, by the names of what is called with it; of version 1 of the format."""
+    x = x if x.storage_layout is torch.strided else x.without_extent()  # (packing gives one)
     _, (_, kind, *given) = x.__reduce_ex__(2)
     rebuild: Callable[..., Any] = masked_rebuild
     if kind == "sparse":

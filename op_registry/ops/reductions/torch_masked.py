@@ -25,10 +25,12 @@ from torch.library import Library
 from op_registry.authoring import (
     REDUCTION,
     AnyRecord,
+    ByArgument,
     Dense,
     NotLowered,
     Number,
     Permuted,
+    Slices,
     Sparse,
     Unknown,
     align_to,
@@ -78,7 +80,19 @@ TORCH_FUNCTIONS = {name: _plain_kernel(name) for name in _SCHEMAS}
 OPERATORS = {name: _operator(name) for name in _SCHEMAS}
 
 
-@masked_rule(*OPERATORS.values(), category=REDUCTION, takes_op=True, dims=Unknown("a mask beside it says what counts"))
+INDICES = ("argmax", "argmin")
+
+
+def _where_no_mask(dims: Slices) -> ByArgument:
+    return ByArgument("mask", Unknown("a mask beside it says what counts"), dims)
+
+
+@masked_rule(
+    *[operator for name, operator in OPERATORS.items() if name not in INDICES],
+    category=REDUCTION,
+    takes_op=True,
+    dims=_where_no_mask(Slices()),
+)
 def reductions(op: OpOverload, input: Dense, *args: Any, mask: Dense | None = None, **kwargs: Any) -> Dense:
     """The function's operator over the elements that are selected and valid."""
     name = op._schema.name.partition("::")[2]
@@ -104,6 +118,18 @@ def reductions(op: OpOverload, input: Dense, *args: Any, mask: Dense | None = No
     if empty_slices is None:
         return Dense(values, validity)
     return Dense(torch.where(empty_slices, of_zeros, values), as_int8(validity) | as_int8(empty_slices))
+
+
+@masked_rule(
+    *[OPERATORS[name] for name in INDICES],
+    category=REDUCTION,
+    takes_op=True,
+    dims=_where_no_mask(Slices(positions=(0,))),
+)
+def indices(op: OpOverload, input: Dense, *args: Any, **kwargs: Any) -> Dense:
+    """Those whose results are indices."""
+    found: Dense = reductions.run(op, input, *args, **kwargs)
+    return found
 
 
 def _options(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -191,6 +217,7 @@ def _value_of_empty(name: str, input: Sparse, dtype: torch.dtype | None, options
     )
 
 
+@indices.lowering(Sparse)
 @reductions.lowering(Sparse)
 def reductions_of_sparse(
     op: OpOverload, input: AnyRecord, *args: Any, mask: AnyRecord | None = None, **kwargs: Any

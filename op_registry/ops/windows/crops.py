@@ -47,6 +47,12 @@ def crops(x: Dense, spatial: int) -> list[Crop]:
     The box of a tensor that knows which positions are there is that of these; of others, of the valid elements.
     """
     if x.extent is not None:
+        if x.ndim == spatial + 1 and any(factor.along[0] is not None for factor in extents.factors_of(x)):
+            raise MaskedSemanticsError(
+                f"windows over a tensor of shape {tuple(x.shape)} without a dimension of samples: which of its "
+                "positions are there depends on its channels. Put the samples first, x.unsqueeze(1); or treat what is "
+                "not there as missing values instead, x.without_extent()."
+            )
         return [crop_of_extent(x, x.ndim - spatial + d, size) for d, size in enumerate(x.shape[-spatial:])]
     valid = aligned_validity(x)
     assert valid is not None
