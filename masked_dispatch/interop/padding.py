@@ -1,7 +1,7 @@
 """Convert from and to the masks of padded batches: attention_mask, key_padding_mask and lengths.
 
-A batch has shape (B, T, …), and its mask marks each of the B · T positions as data or padding, which is not there. An `attention_mask`
-marks data with 1, a `key_padding_mask` marks padding with True; each function's name states its kind of mask.
+A batch has shape (B, T, …), and its mask marks each of the B · T positions as data or padding, which is not there. An
+`attention_mask` marks data with 1, a `key_padding_mask` marks padding with True; each function's name states its kind.
 """
 
 from __future__ import annotations

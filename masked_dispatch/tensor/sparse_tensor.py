@@ -274,13 +274,21 @@ class SparseMaskedTensor(MaskedTensor):
         return expected == actual
 
     def __coerce_tangent_metadata__(self) -> SparseMaskedTensor:  # type: ignore[override]
-        return self
+        # Without an extent, so that nobody has to guess what a gradient knows of padding.
+        if self._extent is None:
+            return self
+        plain = self._wrap_like_self(self._kept)
+        plain._extent = None
+        return plain
 
     def __coerce_same_metadata_as_tangent__(  # type: ignore[override]
         self, expected_meta: object, expected_type: type | None = None
     ) -> Tensor:
-        if expected_type is None:  # the result is sparse, in another layout
-            refuse_tangent(self)
+        if expected_type is None:  # the result is sparse
+            known = self.__coerce_tangent_metadata__()
+            if known.__tensor_flatten__()[1] != expected_meta:  # in another layout
+                refuse_tangent(self)
+            return known
         filled = self.to_tensor(0)
         return wrap(filled, None) if expected_type is MaskedTensor else filled
 

@@ -20,9 +20,20 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
     regions    parts of a tensor's memory: views of it, and writes through them
 """
 
-from op_registry.extents.factors import Factor, along_dim, as_positions, factors_of
+from op_registry.extents.factors import Factor, Merged, along_dim, as_positions, factors_of, there
 from op_registry.extents.follow import with_factors, without
 from op_registry.extents.remembered import finished
 from op_registry.extents.samples import WITHIN_SAMPLES
 
-__all__ = ["WITHIN_SAMPLES", "Factor", "along_dim", "as_positions", "factors_of", "finished", "with_factors", "without"]
+__all__ = [
+    "WITHIN_SAMPLES",
+    "Factor",
+    "Merged",
+    "along_dim",
+    "as_positions",
+    "factors_of",
+    "finished",
+    "there",
+    "with_factors",
+    "without",
+]

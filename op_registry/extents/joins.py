@@ -25,9 +25,12 @@ from op_registry.extents.factors import (
     numbers_positions,
 )
 from op_registry.extents.follow import only_padded, records_of, there_says_all, with_factors
+from op_registry.extents.masks import same_mask
+from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import computed_at_once, recording
 from op_registry.records.validity import as_int8, unite
 from op_registry.rule import Run
+from op_registry.sparse.permuted import AnyRecord
 
 
 def joined(call: Bound, labels: Labels, run: Run) -> Any:
@@ -63,7 +66,16 @@ def joined(call: Bound, labels: Labels, run: Run) -> Any:
     ]
     if any(by_sample):
         found.append(_end_to_end(parts, by_sample, dim, positions=False))
-    return with_factors(result, found, only_padded(records), whole=there_says_all(records))
+    grows = any(in_order) or any(by_sample) or not _alike(list(records.values()))
+    return with_factors(result, found, only_padded(records), grows, whole=there_says_all(records))
+
+
+def _alike(records: Sequence[AnyRecord]) -> bool:
+    """Whether records, all of which know which of their positions are there, are known to know the same."""
+    first = records[0].extent
+    if first is None or not first.is_mask or len(first.factors) != 1:
+        return False
+    return all(r.extent is not None and r.extent.number == first.number for r in records) and same_mask(records)
 
 
 class _Part:
@@ -144,6 +156,11 @@ def _laid_out(parts: Sequence[tuple[Tensor | None, int]], dim: int, like: Tensor
 
 def _positions(factors: Sequence[Sequence[Factor]], sizes: Sequence[int], dim: int) -> Positions:
     """What is known along the dimension of a join: gaps, unless all parts before the last are there everywhere."""
+    with_elements = [each for each, size in zip(factors, sizes, strict=True) if not known_to_hold(size == 0)]
+    if len(with_elements) == 1 and len(with_elements[0]) == 1:
+        alone = with_elements[0][0].along[dim]
+        if isinstance(alone, Positions):
+            return alone
     knowns = [f.along[dim] for each in factors for f in each]
     whole_before = not any(factors[:-1])
     contiguous = whole_before and all(isinstance(k, Positions) and k.is_prefix for k in knowns)

@@ -46,7 +46,7 @@ def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
     extents: list[Extent | None] = [record.extent for record in records]
     if all(extent is None for extent in extents) or any(e is None for e in extents):
         return total  # a tensor without an extent is there everywhere
-    if all(extent is extents[0] for extent in extents) and all(_same_mask(r, records[0]) for r in records):
+    if all(extent is extents[0] for extent in extents) and same_mask(records):
         return with_extent(total, extents[0])
     given = [factors_of(record) for record in records]
     first = given[0]
@@ -65,12 +65,16 @@ def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
     return with_extent(total, extent_of([Factor(known, there)], is_mask=False))
 
 
+def same_mask(records: Sequence[AnyRecord]) -> bool:
+    """Whether records are known to be valid at the same places."""
+    return all(_same_mask(record, records[0]) for record in records[1:])
+
+
 def _same_mask(a: AnyRecord, b: AnyRecord) -> bool:
-    """Whether two records are known to be valid at the same places."""
     if isinstance(a, Dense) or isinstance(b, Dense):
         return isinstance(a, Dense) and isinstance(b, Dense) and a.validity is b.validity
     (x, _), (y, _) = shown(a), shown(b)
-    return x.pattern is y.pattern and x.values.validity is None and y.values.validity is None
+    return x.pattern.same_as(y.pattern) and x.values.validity is None and y.values.validity is None
 
 
 def known_of_union(along: Sequence[Along]) -> tuple[Along, ...]:

@@ -169,6 +169,8 @@ def _alongs(parts: Sequence[Part], size: Sequence[int]) -> list[Along]:
         while not _same(product := math.prod(s for s, _ in taken), wanted := math.prod(size[n:m])):
             if known_to_hold(product < wanted) and left:
                 taken.append(left.pop(0))
+            elif (halves := _halves(taken, product, wanted)) is not None:
+                taken[-1:], left = halves[:1], [*halves[1:], *left]
             elif m < len(size):
                 m += 1
             else:
@@ -181,6 +183,16 @@ def _alongs(parts: Sequence[Part], size: Sequence[int]) -> list[Along]:
         found += _of_group(taken, m - n)
         n = m
     return found
+
+
+def _halves(taken: Sequence[Part], product: int, wanted: int) -> list[Part] | None:
+    """The last part in two, if the first of these makes the product as large as wanted; nothing depends on such parts."""
+    if not taken or taken[-1][1] is not None or not isinstance(product, int) or not isinstance(wanted, int):
+        return None
+    before = product // taken[-1][0] if taken[-1][0] else 0
+    first, rest = divmod(wanted, before) if before else (0, 1)
+    fits = not rest and 0 < first < taken[-1][0] and taken[-1][0] % first == 0
+    return [(first, None), (taken[-1][0] // first, None)] if fits else None
 
 
 def _of_group(parts: Sequence[Part], dims: int) -> list[Along]:

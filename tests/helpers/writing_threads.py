@@ -22,7 +22,7 @@ STARTS: dict[str, Callable[[], md.MaskedTensor]] = {
     "the caller's mask": lambda: md.as_masked_tensor(torch.zeros(THREADS, COLUMNS), mask()),
     "no mask": lambda: md.masked_tensor(torch.zeros(THREADS, COLUMNS)),
     "broadcast mask": lambda: md.masked_tensor(torch.zeros(THREADS, COLUMNS), mask()[:1]),
-    "lengths": lambda: md.from_lengths(torch.zeros(THREADS, COLUMNS), torch.arange(THREADS) % COLUMNS),
+    "lengths": lambda: md.from_lengths(torch.zeros(THREADS, COLUMNS), torch.arange(THREADS) % COLUMNS).without_extent(),
     "shared memory": lambda: md.masked_tensor(torch.zeros(THREADS, COLUMNS), mask()).share_memory_(),
 }
 

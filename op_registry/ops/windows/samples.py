@@ -27,8 +27,12 @@ from op_registry.authoring import (
     masked_rule,
     packet_name,
 )
+from op_registry.ops.movement.rules import im2col as im2col_of_batch
+from op_registry.ops.windows.crops import Geometry, crops, per_sample
 from op_registry.ops.windows.interpolation import LINEAR, NEAREST, upsample_vec
 from op_registry.ops.windows.pooling import spatial_dims
+
+Sizes = Sequence[int]
 
 aten = torch.ops.aten
 
@@ -88,6 +92,31 @@ def _grown(there: Tensor, last: int, before: int, after: int) -> Tensor:
     start = torch.where(count > 0, start, 0)
     places = torch.arange(size + before + after, device=there.device).reshape([-1, *[1] * last])
     return (places >= start) & (places < start + count + before + after)
+
+
+@masked_rule(aten.im2col.default, category=MOVEMENT, register=within_samples)
+def im2col(x: Dense, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> Dense:
+    """The windows of each sample, in a dimension merged of those along height and width."""
+    known = [f.along for f in extents.factors_of(x)]
+    if any(along[-3] is not None for along in known):
+        raise MaskedSemanticsError(
+            f"im2col of a tensor of shape {tuple(x.shape)} joins its channels, on which depends which of its positions "
+            "are there. Treat what is not there as missing values instead, x.without_extent()."
+        )
+    own = extents.there(x)
+    # What a window reads beyond a sample is the sample's own padding: zeros, and valid.
+    valid = ~own if x.validity is None else as_bool(x.validity) | ~own
+    given = Dense(torch.where(own, x.data, 0), as_int8(valid))
+    result: Dense = im2col_of_batch.run(given, kernel_size, dilation, padding, stride)
+    options = zip(x.shape[-2:], kernel_size, dilation, padding, stride, strict=True)
+    windows = [Geometry((size + 2 * p - d * (k - 1) - 1) // s + 1, k, s, p, p, d) for size, k, d, p, s in options]
+    there = per_sample([w.of_crop(box) for w, box in zip(windows, crops(x, 2), strict=True)], x)
+    firsts = [next((along[d] for along in known if along[d] is not None), None) for d in (-2, -1)]
+    parts = [(w.out, part) for w, part in zip(windows, firsts, strict=True) if part is not None or w.out != 1]
+    merged = parts[0][1] if len(parts) == 1 else extents.Merged(tuple(parts))
+    of_windows = extents.Factor((*known[0][:-3], None, merged), as_int8(there.flatten(-2)))
+    others = extents.without(x, [x.ndim - 2, x.ndim - 1])
+    return finished(result, [*(f.moved(f.along[:-1], lambda t: t.squeeze(-1)) for f in others), of_windows])
 
 
 @masked_rule(*[packet.vec for packet in (*NEAREST, *LINEAR)], category=POOLING, takes_op=True, register=within_samples)
