@@ -185,3 +185,25 @@ def test_modules_in_graphs() -> None:
     check(run, layer, batch(2)[0])
     check(run, layer, batch(2, lengths=[1, 4, 3, 0])[0])
     assert backend.graphs == 1
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("storage", ["packed", "coo"])
+def test_a_graph_of_stored_elements_knows_it_too(storage: str, missing: bool) -> None:
+    run, backend = compiled(lambda x: (x.tanh() * x.sum(1, keepdim=True)).softmax(-1))
+    for lengths in ([4, 2, 0, 3], [5, 1, 2, 5], [6, 6, 1, 3]):
+        longest = max(lengths)
+        x = md.from_lengths(torch.randn(4, longest, 2, dtype=torch.float64), torch.tensor(lengths))
+        if missing:
+            x = x.mask_with(torch.arange(longest)[:, None] != 1)
+        stored = (x.to_packed() if storage == "packed" else x.to_sparse()).requires_grad_()
+        leaf = x.detach().requires_grad_()
+        found, expected = run(stored), (leaf.tanh() * leaf.sum(1, keepdim=True)).softmax(-1)
+        same(found.to_dense(), expected)
+        assert found._extent.known == expected._extent.known
+        found.square().sum().backward()
+        expected.square().sum().backward()
+        assert stored.grad is not None
+        assert leaf.grad is not None
+        torch.testing.assert_close(stored.grad.to_tensor(0), leaf.grad.to_tensor(0), rtol=1e-12, atol=1e-12)
+    assert backend.graphs == 2  # one for the sizes at hand, one for any

@@ -111,3 +111,18 @@ def test_forward_mode_inference_mode_and_autocast_keep_extents() -> None:
         found = torch.nn.functional.linear(x.float(), W[:, :2].float())
     assert found.dtype is torch.bfloat16
     assert found.extent[..., 0].tolist() == x.extent[..., 0].tolist()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_stored_rows_know_it_in_transforms(missing: bool) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return with_mean_joined(x).square().sum().to_tensor(0)
+
+    x = batch()
+    x = x.mask_with(torch.arange(5)[:, None] != 1) if missing else x
+    for stored in (x.to_packed(), x.to_sparse()):
+        same(F.grad(loss)(stored).to_dense(), F.grad(loss)(x))
+        value, found = F.jvp(with_mean_joined, (stored,), (stored,))
+        expected, tangent = F.jvp(with_mean_joined, (x,), (x,))
+        same(value.to_dense(), expected)
+        same(found.to_dense(), tangent)
