@@ -186,7 +186,7 @@ def _alongs(parts: Sequence[Part], size: Sequence[int]) -> list[Along]:
 
 
 def _halves(taken: Sequence[Part], product: int, wanted: int) -> list[Part] | None:
-    """The last part in two, if the first of these makes the product as large as wanted; nothing depends on such parts."""
+    """The last part in two, the first of which makes the product as large as wanted, if nothing depends on it."""
     if not taken or taken[-1][1] is not None or not isinstance(product, int) or not isinstance(wanted, int):
         return None
     before = product // taken[-1][0] if taken[-1][0] else 0

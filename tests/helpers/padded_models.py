@@ -5,6 +5,7 @@ A model takes (B, T, 4), or what its `inputs` say, and is the same code for a ba
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Model:
 
     build   makes the module, in float64 and without dropout
     inputs  of each input "steps": (B, T, 4); "more steps": the same with other lengths; "image": (B, 4, H, W); "wave":
-            (B, T); "vector": (B, 4)
+            (B, 60 T); "vector": (B, 4)
     least   the least length that it takes
     """
 
@@ -362,6 +363,49 @@ MODELS = [
 ]
 
 
+def speech(name: str, **options: Any) -> nn.Module:
+    """A small model of transformers that reads waves, with random weights."""
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        conv_dim=(8, 8, 8),
+        conv_kernel=(10, 3, 3),
+        conv_stride=(5, 2, 2),
+        num_feat_extract_layers=3,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+        attn_implementation="eager",
+        **options,
+    )
+    return Of(lambda m, x: m.model(x).last_hidden_state, model=getattr(transformers, f"{name}Model")(config))
+
+
+def prenet() -> nn.Module:
+    """What SpeechT5 does before its decoder: a speaker's vector is joined to every step."""
+    from transformers.models.speecht5.modeling_speecht5 import SpeechT5Config, SpeechT5SpeechDecoderPrenet
+
+    config = SpeechT5Config(
+        hidden_size=8, num_mel_bins=4, speech_decoder_prenet_units=8, speaker_embedding_dim=4, max_speech_positions=16
+    )
+    layer = SpeechT5SpeechDecoderPrenet(config)
+    layer._consistent_dropout = lambda x, p: x  # it drops in eval(), too
+    return Of(lambda m, x, speaker: m.layer(x, speaker_embeddings=speaker), layer=layer)
+
+
+if importlib.util.find_spec("transformers"):
+    MODELS += [
+        Model("Wav2Vec2", lambda: speech("Wav2Vec2", feat_extract_norm="layer"), ("wave",)),
+        Model("Wav2Vec2, group norm", lambda: speech("Wav2Vec2"), ("wave",)),
+        Model("HuBERT", lambda: speech("Hubert"), ("wave",)),
+        Model("WavLM", lambda: speech("WavLM", num_buckets=8), ("wave",)),
+        Model("SpeechT5 decoder prenet", prenet, ("steps", "vector")),
+    ]
+
+
 # ------------------------------------------------------------------------------------------------- batch against loop
 
 
@@ -372,7 +416,7 @@ def samples_of(kind: str, lengths: Sequence[int], generator: torch.Generator) ->
         "steps": [(n, WIDTH) for n in lengths],
         "more steps": [(n, WIDTH) for n in others],
         "image": [(WIDTH, n, m) for n, m in zip(lengths, others, strict=True)],
-        "wave": [(n,) for n in lengths],
+        "wave": [(60 * n,) for n in lengths],
         "vector": [(WIDTH,) for _ in lengths],
     }[kind]
     return [torch.randn(1, *shape, generator=generator, dtype=torch.float64) for shape in shapes]
