@@ -175,8 +175,11 @@ def _alongs(parts: Sequence[Part], size: Sequence[int]) -> list[Along]:
                 m += 1
             else:
                 break
-        # What has size 1 belongs to the next dimension of size 1, or else to this one.
+        # What has size 1 belongs to the next dimension of size 1, or else to this one, but positions to no feature.
+        features = m < len(size) and all(along is None for _, along in taken)
         while left and _same(left[0][0], 1) and not (m < len(size) and _same(size[m], 1)):
+            if features and left[0][1] is not None:
+                break
             taken.append(left.pop(0))
         if m == len(size):
             taken, left = taken + left, []
