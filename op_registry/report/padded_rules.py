@@ -43,6 +43,8 @@ def page(reports: Sequence[Report]) -> str:
                 "",
                 *_with_reasons(rules, unasked if verdict is NOTHING else why),
             ]
+    uncalled = ", ".join(f"`{name}`" for name in sorted(every - {*counts}))
+    lines += ["", "## Called by no sample", "", uncalled]
     return "\n".join(lines)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from padded_models import MODELS, Model, verdict
+from padded_models import MODELS, PAGE, Model, verdict
+from repository import ROOT
 
 # What has no right answer for samples that are padded in front, and how that shows.
 LEFT = {
@@ -27,3 +28,9 @@ def test_padded_behind(model: Model) -> None:
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_padded_in_front(model: Model) -> None:
     assert verdict(model, "left").startswith(LEFT.get(model.name, "right"))
+
+
+def test_the_page_has_every_model() -> None:
+    page = (ROOT / "docs/results/padded-models.md").read_text(encoding="utf-8")
+    assert page.startswith(PAGE)
+    assert [line.split(" | ")[0][2:] for line in page.removeprefix(PAGE).splitlines()] == [m.name for m in MODELS]
