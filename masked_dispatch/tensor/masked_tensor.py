@@ -53,7 +53,7 @@ from masked_dispatch.update_policy import Mode, current
 from op_registry import MaskedSemanticsError, registry
 from op_registry.digests import digest_of
 from op_registry.extents.factors import Extent
-from op_registry.extents.pieces import Known, sizes_in
+from op_registry.extents.pieces import Known
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.fill import fill_where_invalid
@@ -377,7 +377,7 @@ def with_extent(tensor: M, extent: Extent | None) -> M:
     """The same masked tensor, which nobody else has yet, with an extent."""
     if extent is not None:
         tensor._extent = extent
-        if sizes_in(extent) and being_traced(tensor._stored_tensors[0]):
+        if extent.has_parts and being_traced(tensor._stored_tensors[0]):
             pieces_of(tensor)  # recorded here: a graph's results are flattened after it
     return tensor
 

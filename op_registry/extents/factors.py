@@ -181,6 +181,11 @@ class Extent:
         return _numbers.setdefault((self.known, self.is_mask), next(_counting))
 
     @functools.cached_property
+    def has_parts(self) -> bool:
+        """Whether it records parts of a dimension, with their sizes."""
+        return any(getattr(along, "parts", ()) for factor in self.factors for along in factor.along)
+
+    @functools.cached_property
     def last_dims(self) -> int:
         """How many last dimensions there are on which no factor depends."""
         return min((len(f.along) - 1 - max(f.depends) for f in self.factors), default=2**31)

@@ -47,7 +47,7 @@ def run_with_extents(run: Run, rule: Rule, op: OpOverload, *args: Any, **kwargs:
 
     Raises MaskedSemanticsError where this is not certain, NotLowered where it needs dense storage.
     """
-    if rule.category in (QUERY, REFUSED) or isinstance(rule.dims, OfSizes):
+    if rule.category is QUERY or rule.category is REFUSED or isinstance(rule.dims, OfSizes):
         return run(*args, **kwargs)
     return remembered(run, rule, op, args, kwargs, _outcome)
 

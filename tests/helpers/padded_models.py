@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import masked_dispatch as md
+import padded_speech_models
+from padded_speech_models import Of
 
 # Lengths of the samples of a batch.
 AMOUNTS = ([5, 2, 7], [4, 1, 6, 3], [8, 5])
@@ -41,19 +43,6 @@ class Model:
     def make(self) -> nn.Module:
         torch.manual_seed(0)
         return self.build().double().eval()
-
-
-class Of(nn.Module):
-    """Layers and what is done with them."""
-
-    def __init__(self, run: Callable[..., Any], **layers: nn.Module) -> None:
-        super().__init__()
-        self.run = run
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.run(self, *inputs)
 
 
 def channels_first(x: Tensor) -> Tensor:
@@ -364,46 +353,13 @@ MODELS = [
 ]
 
 
-def speech(name: str, **options: Any) -> nn.Module:
-    """A small model of transformers that reads waves, with random weights."""
-    import transformers
-
-    config = getattr(transformers, f"{name}Config")(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        conv_dim=(8, 8, 8),
-        conv_kernel=(10, 3, 3),
-        conv_stride=(5, 2, 2),
-        num_feat_extract_layers=3,
-        num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=2,
-        attn_implementation="eager",
-        **options,
-    )
-    return Of(lambda m, x: m.model(x).last_hidden_state, model=getattr(transformers, f"{name}Model")(config))
-
-
-def prenet() -> nn.Module:
-    """What SpeechT5 does before its decoder: a speaker's vector is joined to every step."""
-    from transformers.models.speecht5.modeling_speecht5 import SpeechT5Config, SpeechT5SpeechDecoderPrenet
-
-    config = SpeechT5Config(
-        hidden_size=8, num_mel_bins=4, speech_decoder_prenet_units=8, speaker_embedding_dim=4, max_speech_positions=16
-    )
-    layer = SpeechT5SpeechDecoderPrenet(config)
-    layer._consistent_dropout = lambda x, p: x  # it drops in eval(), too
-    return Of(lambda m, x, speaker: m.layer(x, speaker_embeddings=speaker), layer=layer)
-
-
 if importlib.util.find_spec("transformers"):
     MODELS += [
-        Model("Wav2Vec2", lambda: speech("Wav2Vec2", feat_extract_norm="layer"), ("wave",)),
-        Model("Wav2Vec2, group norm", lambda: speech("Wav2Vec2"), ("wave",)),
-        Model("HuBERT", lambda: speech("Hubert"), ("wave",)),
-        Model("WavLM", lambda: speech("WavLM", num_buckets=8), ("wave",)),
-        Model("SpeechT5 decoder prenet", prenet, ("steps", "vector")),
+        Model("Wav2Vec2", lambda: padded_speech_models.speech("Wav2Vec2", feat_extract_norm="layer"), ("wave",)),
+        Model("Wav2Vec2, group norm", lambda: padded_speech_models.speech("Wav2Vec2"), ("wave",)),
+        Model("HuBERT", lambda: padded_speech_models.speech("Hubert"), ("wave",)),
+        Model("WavLM", lambda: padded_speech_models.speech("WavLM", num_buckets=8), ("wave",)),
+        Model("SpeechT5 decoder prenet", padded_speech_models.prenet, ("steps", "vector")),
     ]
 
 

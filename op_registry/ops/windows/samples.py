@@ -23,11 +23,11 @@ from op_registry.authoring import (
     Rule,
     as_bool,
     as_int8,
+    by_rule,
     extents,
     masked_rule,
     packet_name,
 )
-from op_registry.ops.movement.rules import im2col as im2col_of_batch
 from op_registry.ops.windows.crops import Geometry, crops, per_sample
 from op_registry.ops.windows.interpolation import LINEAR, NEAREST, upsample_vec
 from op_registry.ops.windows.pooling import spatial_dims
@@ -107,7 +107,7 @@ def im2col(x: Dense, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride
     # What a window reads beyond a sample is the sample's own padding: zeros, and valid.
     valid = ~own if x.validity is None else as_bool(x.validity) | ~own
     given = Dense(torch.where(own, x.data, 0), as_int8(valid))
-    result: Dense = im2col_of_batch.run(given, kernel_size, dilation, padding, stride)
+    result: Dense = by_rule(aten.im2col.default, given, kernel_size, dilation, padding, stride)
     options = zip(x.shape[-2:], kernel_size, dilation, padding, stride, strict=True)
     windows = [Geometry((size + 2 * p - d * (k - 1) - 1) // s + 1, k, s, p, p, d) for size, k, d, p, s in options]
     there = per_sample([w.of_crop(box) for w, box in zip(windows, crops(x, 2), strict=True)], x)

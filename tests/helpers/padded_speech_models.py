@@ -1,0 +1,54 @@
+"""Small models of transformers that read waves or make speech, as padded_models.py takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+
+class Of(nn.Module):
+    """Layers and what is done with them."""
+
+    def __init__(self, run: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.run = run
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.run(self, *inputs)
+
+
+def speech(name: str, **options: Any) -> nn.Module:
+    """A small model of transformers that reads waves, with random weights."""
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        conv_dim=(8, 8, 8),
+        conv_kernel=(10, 3, 3),
+        conv_stride=(5, 2, 2),
+        num_feat_extract_layers=3,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+        attn_implementation="eager",
+        **options,
+    )
+    return Of(lambda m, x: m.model(x).last_hidden_state, model=getattr(transformers, f"{name}Model")(config))
+
+
+def prenet() -> nn.Module:
+    """What SpeechT5 does before its decoder: a speaker's vector is joined to every step."""
+    from transformers.models.speecht5.modeling_speecht5 import SpeechT5Config, SpeechT5SpeechDecoderPrenet
+
+    config = SpeechT5Config(
+        hidden_size=8, num_mel_bins=4, speech_decoder_prenet_units=8, speaker_embedding_dim=4, max_speech_positions=16
+    )
+    layer = SpeechT5SpeechDecoderPrenet(config)
+    layer._consistent_dropout = lambda x, p: x  # it drops in eval(), too
+    return Of(lambda m, x, speaker: m.layer(x, speaker_embeddings=speaker), layer=layer)
