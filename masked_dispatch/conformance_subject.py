@@ -31,6 +31,8 @@ class Eager(Subject):
 
     name = "eager"
     laws = (*Subject.laws, "P9")
+    padded_storages = ("coo", "csr", "packed")
+    padded_modes = ("aot_eager",)
 
     def prepare(self, device: torch.device) -> None:
         if device.type == "jax":

@@ -406,12 +406,19 @@ def _padded(
     say: Callable[[str], None],
 ) -> None:
     """Run P9 for each rule that the operator's samples call: densely, and as the subject can, stored and in modes."""
+    everywhere = settings.most is None and settings.dense
+    stored = subject.padded_storages if everywhere else settings.also_stored
     ways: list[Option | None] = [None] if settings.dense else []
-    ways += [("--storage", s) for s in settings.also_stored if s in subject.padded_storages]
-    ways += [("--mode", m) for m in settings.modes if m in subject.padded_modes]
+    ways += [("--storage", s) for s in stored if s in subject.padded_storages]
+    in_graphs = settings.modes if everywhere or not settings.dense else ()
+    modes: list[Option | None] = [("--mode", m) for m in in_graphs if m in subject.padded_modes]
     left_out = _left_to_another_entry(operator, settings, few=3)
+    compiled: set[OpOverload] = set()
     for trial in padded_trials(operator, settings.seed, settings.most, settings.sample, left_out):
-        for option in ways:
+        # One ragged batch of each rule is asked in other modes.
+        in_modes = modes if trial.ragged is not None and trial.op not in compiled else []
+        compiled |= {trial.op} if in_modes else set()
+        for option in [*ways, *in_modes]:
             description = f"{trial} {option[1]}" if option else str(trial)
             line = repro(operator, "P9", description, settings, option)
             say(line)

@@ -11,10 +11,11 @@ from torch import Tensor
 from op_registry.bound import Bound
 from op_registry.dimensions import Labels
 from op_registry.extents.factors import Factor, along_dim, conjunction, factors_of, is_prefix, there
-from op_registry.extents.follow import followed, records_of, refuse
+from op_registry.extents.follow import any_stored, followed, records_of, refuse
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool, as_int8, unite
 from op_registry.rule import Run, packet_name
+from op_registry.sparse.record import NotLowered
 
 
 def triangle(call: Bound, labels: Labels, run: Run) -> Any:
@@ -59,6 +60,8 @@ def listed_classes(call: Bound, labels: Labels, run: Run) -> Any:
     name, target = list(records_of(call).items())[1]
     if target.extent is None:
         return followed(call, labels, call.applied(run))
+    if any_stored(call):
+        raise NotLowered("its list of classes ends where the sample does, on dense storage")
     given = there(target)
     validity = target.full_validity
     ended = Dense(

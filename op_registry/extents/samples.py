@@ -184,7 +184,7 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
         assert there is not None
         index = index_along(dim, there.shape[dim], there.ndim, there.device)
         prefix = as_int8(index < there.sum(dim, keepdim=True, dtype=torch.int64))
-        kept = [*without(record, [dim]), Factor(first_known(depends), prefix).knowing(dim, PREFIX)]
+        kept = [*without(record, [dim]), _joint(depends, prefix).knowing(dim, PREFIX)]
     is_mask = only_padded(records_of(call))
 
     def of_result(result: AnyRecord, _: Any) -> Any:

@@ -20,7 +20,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 def padded() -> MaskedTensor:
     """A batch that is padded and has no missing values: its extent is its mask."""
-    return md.padded(md.from_lengths(torch.arange(12.0).reshape(2, 3, 2), torch.tensor([3, 1])))
+    return md.from_lengths(torch.arange(12.0).reshape(2, 3, 2), torch.tensor([3, 1]))
 
 
 def missing() -> MaskedTensor:
@@ -135,7 +135,7 @@ def test_modules_carry_it() -> None:
 
 
 def test_a_copy_into_a_batch_intersects() -> None:
-    x = md.padded(md.from_lengths(torch.zeros(2, 3, 2), torch.tensor([2, 2])))
+    x = md.from_lengths(torch.zeros(2, 3, 2), torch.tensor([2, 2]))
     with pytest.warns(md.MaskDroppedWarning, match="skips valid elements where it has no positions"):
         x.copy_(missing())
     assert x.extent[..., 0].tolist() == [[True, True, False], [True, False, False]]
@@ -161,14 +161,14 @@ def test_devices_have_their_booleans() -> None:
 
 @pytest.mark.parametrize("missing_steps", [False, True])
 def test_examples_that_are_collated_keep_their_positions(missing_steps: bool) -> None:
-    x = md.padded(md.from_lengths(torch.ones(4, 3, 2), torch.tensor([3, 1, 0, 2])))
+    x = md.from_lengths(torch.ones(4, 3, 2), torch.tensor([3, 1, 0, 2]))
     x = x.mask_with(torch.tensor([[False], [True], [True]])) if missing_steps else x
     (batch,) = DataLoader([{"x": row} for row in x], batch_size=4)
     check_same(batch["x"], x)
 
 
 def test_an_example_without_an_extent_is_there_everywhere() -> None:
-    x = md.padded(md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1])))
+    x = md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1]))
     (batch,) = DataLoader([torch.zeros(3), x[1]], batch_size=2)
     check_same(batch, x * torch.tensor([[0.0], [1.0]]))
 

@@ -18,7 +18,7 @@ THERE = torch.arange(4) < torch.tensor(LENGTHS)[:, None]
 
 
 def batch(missing: bool = False) -> md.MaskedTensor:
-    x = md.padded(md.from_lengths(torch.arange(32.0).view(4, 4, 2), torch.tensor(LENGTHS)))
+    x = md.from_lengths(torch.arange(32.0).view(4, 4, 2), torch.tensor(LENGTHS))
     return x.mask_with(torch.tensor([[True, False], [True, True], [True, True], [False, True]])) if missing else x
 
 
@@ -236,9 +236,7 @@ def test_one_position_that_is_not_there_stays_so() -> None:
     ids=["copy_", "whole", "step", "out"],
 )
 def test_valid_elements_that_find_no_position_are_said(write: Callable[[Any, Any], object]) -> None:
-    longer = md.padded(md.from_lengths(torch.ones(4, 4, 2), torch.tensor([4, 4, 4, 4]))).mask_with(
-        torch.arange(4)[:, None] != 3
-    )
+    longer = md.from_lengths(torch.ones(4, 4, 2), torch.tensor([4, 4, 4, 4])).mask_with(torch.arange(4)[:, None] != 3)
     with pytest.warns(md.MaskDroppedWarning, match="the assignment to a padded tensor skips valid elements") as warned:
         write(x := batch(), longer)
     assert warned[0].filename == __file__

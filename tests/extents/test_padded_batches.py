@@ -107,7 +107,7 @@ def test_modules_are_their_samples() -> None:
 
 
 def test_the_lines_of_two_ones() -> None:
-    x = md.padded(md.from_lengths(torch.ones(2, 4), torch.tensor([4, 2])))[:, None]
+    x = md.from_lengths(torch.ones(2, 4), torch.tensor([4, 2]))[:, None]
     kernel = torch.ones(1, 1, 3)
     assert F.conv1d(x, kernel, padding=2)[..., :-2].count(2).tolist() == [[4], [2]]
     assert F.conv1d(F.pad(x, (1, 1)), kernel).count(2).tolist() == [[4], [2]]
@@ -116,7 +116,7 @@ def test_the_lines_of_two_ones() -> None:
 
 
 def test_an_extent_is_the_mask_where_nothing_is_missing() -> None:
-    x = md.padded(md.from_lengths(torch.ones(2, 3, 1), torch.tensor([3, 1])))
+    x = md.from_lengths(torch.ones(2, 3, 1), torch.tensor([3, 1]))
     assert x.extent.tolist() == x.get_mask().tolist()
     missing = x.mask_with(torch.tensor([[True], [False], [True]]))
     assert missing.extent.tolist() == x.extent.tolist()
@@ -126,7 +126,7 @@ def test_an_extent_is_the_mask_where_nothing_is_missing() -> None:
 
 
 def test_one_position_that_is_merged_with_features_is_sorted() -> None:
-    x = md.padded(md.from_lengths(torch.tensor([[[3.0], [1.0]], [[2.0], [5.0]]]), torch.tensor([1, 0]), dim=2), dim=2)
+    x = md.from_lengths(torch.tensor([[[3.0], [1.0]], [[2.0], [5.0]]]), torch.tensor([1, 0]), dim=2)
     assert x.flatten(1).sort(1)[0].to_tensor(0).tolist() == [[1, 3], [0, 0]]
 
 
@@ -190,7 +190,7 @@ def test_what_is_no_extent_is_refused() -> None:
 
 
 def test_an_assignment_makes_no_position_be_there() -> None:
-    x = md.padded(md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1])))
+    x = md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1]))
     x[:, 1] = 5.0
     x.mul_(2)
     assert x.extent.sum(1).tolist() == [3, 1]

@@ -57,7 +57,7 @@ masked_tensor([[0., 0., 0., 0.],
 
 
 def test_a_summary() -> None:
-    x = md.padded(md.from_lengths(torch.ones(100, 50), torch.arange(100) % 50))
+    x = md.from_lengths(torch.ones(100, 50), torch.arange(100) % 50)
     expect(
         str(x.mask_with(torch.arange(50) != 1)),
         """\
@@ -74,14 +74,14 @@ masked_tensor([[  ,   ,   ,  ...,   ,   ,   ],
 
 
 def test_elements_of_a_batch_that_is_nearly_all_padding_are_listed() -> None:
-    x = md.padded(md.from_lengths(torch.ones(100, 50), (torch.arange(100) == 50) * 20))
+    x = md.from_lengths(torch.ones(100, 50), (torch.arange(100) == 50) * 20)
     text = str(x.mask_with(torch.arange(50) != 1))
     assert text.startswith("masked_tensor({(50,  0): 1.,\n               (50,  2): 1.,")
     assert "valid=19/20 (95.0%), padded,\n" in text
 
 
 def test_two_dimensions_of_positions() -> None:
-    x = md.padded(md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1])))
+    x = md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1]))
     assert str(x[:, :, None] * x[:, None]).endswith(
         "[[1.,   ,   ],\n                [  ,   ,   ],\n                [  ,   ,   ]]], valid=10/10, "
         "padded to (2, 3, 3), True=valid)"
@@ -120,7 +120,7 @@ def test_a_notebook_shows_the_page_where_nothing_is_there() -> None:
 
 
 def test_blocks_count_what_is_there() -> None:
-    x = md.padded(md.from_lengths(torch.ones(9, 11, 3), torch.arange(9)), dim=1).mask_with(torch.arange(3) != 1)
+    x = md.from_lengths(torch.ones(9, 11, 3), torch.arange(9)).mask_with(torch.arange(3) != 1)
     blocks = validity_blocks(x._printed_record, 4, 3, 1)
     there, valid = (t.reshape(9, 33) for t in (x.extent, x.get_mask()))
     for down in range(3):

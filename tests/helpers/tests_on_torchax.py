@@ -346,7 +346,7 @@ def test_the_counter_needs_no_device() -> None:
 
 
 def padded(missing: bool) -> Any:
-    x = md.padded(md.from_lengths(torch.arange(12.0).reshape(2, 3, 2), torch.tensor([3, 1])))
+    x = md.from_lengths(torch.arange(12.0).reshape(2, 3, 2), torch.tensor([3, 1]))
     return x.mask_with(torch.tensor([[True], [False], [True]])) if missing else x
 
 

@@ -25,7 +25,7 @@ LABELS = torch.tensor([0, 1, 1])
 def batch(*features: int) -> md.MaskedTensor:
     """A batch (3, 5, *features) of samples of 4, 2 and 3 positions."""
     data = torch.randn(3, 5, *features, generator=torch.Generator().manual_seed(0))
-    return md.padded(md.from_lengths(data, LENGTHS), dim=1)
+    return md.from_lengths(data, LENGTHS)
 
 
 def found_in(f: Callable[[], Any]) -> list[tuple[str, int | None]]:
