@@ -196,6 +196,7 @@ class InsideRule(Rule):
     """The rule of one operator inside of `function`, a Python function or a module of them (see laws/inside.py).
 
     when  values that local variables of the function must have for the rule to hold: ``{"reduction": "batchmean"}``
+    usual  gives the rule of an operator elsewhere, which works on the same dimensions
     """
 
     def __init__(
@@ -206,10 +207,17 @@ class InsideRule(Rule):
         run: Run,
         when: Mapping[str, object],
         where: str,
+        usual: Callable[[OpOverload], Rule | None],
     ) -> None:
         super().__init__((op,), category, run, takes_op=False, where=where)
+        self._usual = usual
         self.function = function
         self.when = dict(when)
+
+    @property
+    def dims(self) -> Dimensions | None:
+        elsewhere = self._usual(self.ops[0])
+        return None if elsewhere is None else elsewhere.dims
 
     @property
     def function_name(self) -> str:

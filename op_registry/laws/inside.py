@@ -53,7 +53,7 @@ def inside(
 
     def add(run: Run) -> InsideRule:
         registration.function_inside(run, op)
-        rule = InsideRule(function, op, category, run, when or {}, written_at(2))
+        rule = InsideRule(function, op, category, run, when or {}, written_at(2), registry.written)
         registry.add_inside(caller, rule)
         return rule
 
