@@ -23,7 +23,7 @@ LONG_PIECE = re.compile(r"[^\s<>]{31,}")
 UNDERSCORE = re.compile(r"(?<=[a-zA-Z0-9])(?=_[a-zA-Z])")
 QUANTITY = re.compile(r"(?<=[≤≥]) (?=\d)|(?<=\d) (?=%)")
 
-# In pixels, as in the stylesheet: the column on a phone of 420 and on the site at 1280; then its characters and padding.
+# In pixels, as in the stylesheet: the column on a phone (420) and on the site (1280); then its characters and padding.
 PHONE, SITE = 388, 688
 CHARACTER, PADDING, SITE_CHARACTER, SITE_PADDING = 6.6, 18, 6.9, 24
 
