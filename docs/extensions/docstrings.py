@@ -1,5 +1,5 @@
-"""Docstrings as the site shows them: a paragraph of arguments, ``name  what it is``, becomes a list, and the name of
-something that the reference has an entry for becomes a link."""
+"""Prepares docstrings for the site: a paragraph of arguments, ``name  what it is``, becomes a list, and a name that has
+an entry in the reference becomes a link."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def as_markdown(text: str) -> str:
 
 
 def _linked(name: re.Match[str]) -> str:
-    """A name in Markdown: a link, if the reference has an entry of that name."""
+    """A name in Markdown: a link if the reference has an entry for the name."""
     shown = re.sub(r"^:\w+:", "", name[0])
     return f"[{shown}][masked_dispatch.{name[1]}]" if name[1] in ENTRIES else shown
 

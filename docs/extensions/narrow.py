@@ -1,5 +1,5 @@
-"""Pages on narrow screens: long names get places to break at, code in columns is marked, and wide tables say which
-column a cell belongs to, so that stylesheets/pages.css can show each row as a list."""
+"""Prepares pages for narrow screens: long names get break points, and code in columns is marked. In wide tables, each
+cell gets the name of its column, so that stylesheets/pages.css can show each row as a list."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ PROMPT = re.compile(r">>>|\.\.\. ")
 COLUMNS = re.compile(r" *(?!masked_tensor)\w.*? {3,}\S")
 OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*|--")
 LONG_NAME = re.compile(r"[^\s<>]{25,}")
-# After a dot, slash, comma, opening bracket or "=" inside of a name; in what is still long before an underscore.
+# Break after a dot, slash, comma, opening bracket or "=" inside a name. If a piece is still long, break before "_".
 BREAK = re.compile(r"(?<=\w)([./,=(\[])(?!(?:py|md|cpp|expect)\b)(?=\w)")
 LONG_PIECE = re.compile(r"[^\s<>]{31,}")
 UNDERSCORE = re.compile(r"(?<=[a-zA-Z0-9])(?=_[a-zA-Z])")
 QUANTITY = re.compile(r"(?<=[≤≥]) (?=\d)|(?<=\d) (?=%)")
 
-# In pixels, as the stylesheet has them: the column and the text of a phone of 420, and of the site at 1280.
+# In pixels, as in the stylesheet: the column on a phone (420) and on the site (1280); then its characters and padding.
 PHONE, SITE = 388, 688
 CHARACTER, PADDING, SITE_CHARACTER, SITE_PADDING = 6.6, 18, 6.9, 24
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """mkdocs calls it with each page."""
+    """mkdocs calls this function with each page."""
     return TABLE.sub(_labelled, PREFORMATTED.sub(_breakable, html))
 
 
@@ -42,7 +42,7 @@ def _breakable(block: re.Match[str]) -> str:
 
 
 def with_breaks(text: str) -> str:
-    """Its long names with places to break at."""
+    """The text, with break points in its long names."""
     text = LONG_NAME.sub(lambda name: BREAK.sub(r"\1<wbr>", name[0]), text)
     return LONG_PIECE.sub(lambda piece: UNDERSCORE.sub("<wbr>", piece[0]), text)
 
@@ -62,14 +62,14 @@ def _labelled(table: re.Match[str]) -> str:
 
 
 def rows_of(table: str) -> list[list[str]]:
-    """The cells' content, row by row, the first being the names of the columns."""
+    """The cells' content, row by row; the first row has the names of the columns."""
     return [[cell[3] for cell in CELL.finditer(row)] for row in ROW.findall(table)]
 
 
 def least_width(
     rows: list[list[str]], character: float = CHARACTER, padding: float = PADDING, prose: int = 18
 ) -> float:
-    """The width in pixels below which a table scrolls, or has less than `prose` characters on a line of prose."""
+    """Below this width in pixels, a table scrolls, or a line of prose has less than `prose` characters."""
     columns = zip_longest(*rows, fillvalue="")
     return sum(max(_least(cell, prose) for cell in column) * character + padding for column in columns)
 

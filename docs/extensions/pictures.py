@@ -1,7 +1,7 @@
 """Draws the pictures of the pages: ``python docs/extensions/pictures.py`` writes docs/pictures/*.svg.
 
-Each has a light background of its own, so that it can be read on a dark page too, and is 440 units wide, so that its
-text keeps its size on a phone.
+Each picture has a light background of its own, so that you can read it on a dark page too. It is 440 units wide, so
+that its text keeps its size on a phone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Row = Sequence[object]
 
 
 class Picture:
-    """A drawing from top to bottom; `y` is where the next part begins."""
+    """A drawing that grows from top to bottom; the next part begins at `y`."""
 
     def __init__(self, title: str) -> None:
         self.title, self.parts, self.y = title, list[str](), 14
@@ -46,7 +46,7 @@ class Picture:
         self.parts.append(f'<path d="M{x - 4:g} {end - tip:g}L{x:g} {end:g}L{x + 4:g} {end - tip:g}Z" fill="{color}"/>')
 
     def box(self, lines: Sequence[str], fill: str, x: float = 12, width: float = WIDTH - 24) -> None:
-        """A box with a line in ink and others below it, and `y` after it."""
+        """A box with one line in ink and softer lines below it; then `y` is below the box."""
         height = 12 + 18 * len(lines)
         self.rectangle(x, self.y, width, height, fill)
         for number, line in enumerate(lines):
@@ -54,7 +54,7 @@ class Picture:
         self.y += height
 
     def cells(self, x: float, y: float, rows: Sequence[Row], *, size: int = CELL) -> None:
-        """A matrix; None is an invalid element, "F" and "0" say that one is."""
+        """A matrix; None stands for an invalid element, and so do "F" and "0" of a mask."""
         for i, row in enumerate(rows):
             for j, value in enumerate(row):
                 invalid = value in (None, "F", "0")
@@ -222,7 +222,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all pictures."""
     for name, draw in PICTURES.items():
         (FOLDER / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
 
