@@ -312,11 +312,13 @@ def place_views_of(kind: type, place: Callable[[Any, Any], Any], finish: Callabl
     from torch._functorch._aot_autograd import runtime_wrappers
 
     def is_own_view(base: Any, target: Any, *rest: Any, **kwargs: Any) -> bool:
-        return issubclass(type(base), kind) and target._base is None and target.dtype is base.dtype
+        return issubclass(type(base), kind) and target._base is None
 
     def gen_alias_from_base(
         original: Callable[..., Any], base: Any, target: Any, requires_grad: bool, *rest: Any, **kwargs: Any
     ) -> Any:
+        if target.dtype is not base.dtype:
+            return finish(original(base, target, requires_grad, *rest, **kwargs), target)
         view = place(base, target)
         if base.requires_grad and not requires_grad:
             return finish(view.detach(), target)

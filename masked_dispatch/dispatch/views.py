@@ -128,13 +128,24 @@ def view_from_graph(base: MaskedTensor, returned: MaskedTensor) -> MaskedTensor:
     """The view of a graph's argument in place of what the graph returned."""
     _this_thread.from_graph = True
     try:
-        return base.as_strided(returned.size(), returned.stride(), returned.storage_offset())  # type: ignore[return-value]
+        view: Any = base.as_strided(returned.size(), returned.stride(), returned.storage_offset())
     finally:
         _this_thread.from_graph = False
+    return view  # type: ignore[no-any-return]
+
+
+def like_returned(view: MaskedTensor, returned: MaskedTensor) -> MaskedTensor:
+    """The view, conjugated or negated where what the graph returned is: a view by strides shows memory as it lies."""
+    if not isinstance(view, MaskedTensor) or isinstance(view, SparseMaskedTensor):
+        return view
+    shown: Any = view.conj() if view._data.is_conj() != returned._data.is_conj() else view
+    shown = aten._neg_view.default(shown) if shown._data.is_neg() != returned._data.is_neg() else shown
+    return shown  # type: ignore[no-any-return]
 
 
 def known_from_graph(view: MaskedTensor, returned: MaskedTensor) -> MaskedTensor:
-    """The same view with the extent of what the graph returned, and its mask if that is no part of its base's."""
+    """The view as the graph returned it: with its extent, and its mask if that is no part of its base's."""
+    view = like_returned(view, returned)
     if returned._mask_is_a_copy:
         view._family, view._stored_validity, view._mask_is_a_copy = None, returned._validity, True
     return with_extent(view, returned._extent)

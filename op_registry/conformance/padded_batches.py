@@ -64,6 +64,19 @@ def batch_is_its_samples(subject: Subject, ragged: Ragged, garbage: str, seed: i
         raise Broken(f"{ragged}: {broken}") from None
 
 
+def samples_agree(subject: Subject, mode: Subject, ragged: Ragged, garbage: str, seed: int) -> bool:
+    """Whether the samples, unpadded, have the same results in another mode: torch's own graphs may differ."""
+    for n in ragged:
+        one, other = (_of_sample(s, ragged, n, garbage, frozenset(), seed) for s in (subject, mode))
+        if isinstance(one, Exception) or isinstance(other, Exception):
+            continue
+        for (data, mask), (again, _) in zip(one.results, other.results, strict=True):
+            where = torch.ones(data.shape, dtype=torch.bool) if mask is None else mask
+            if difference(again, data, where):
+                return False
+    return True
+
+
 def _operands_of_batch(
     subject: Subject, ragged: Ragged, garbage: str, wanted: frozenset[str], storage: str | None
 ) -> dict[str, Any]:

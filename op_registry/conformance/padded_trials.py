@@ -13,13 +13,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.bound import Bound
-from op_registry.conformance.padded_batches import batch_is_its_samples
+from op_registry.conformance.padded_batches import batch_is_its_samples, samples_agree
 from op_registry.conformance.ragged import DRAWS, FEW_DRAWS, GARBAGE, Draw, NoBatch, Ragged, axes_of, widened
 from op_registry.conformance.sample import Operator, Sample, chosen
 from op_registry.conformance.stated_dims import calls_of_operators, size_of_call
 from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.subject import Subject
-from op_registry.conformance.trial import NotAsked
+from op_registry.conformance.trial import Broken, NotAsked
 from op_registry.dimensions import Labels, Unknown
 from op_registry.laws.categories import COMPOSITE
 from op_registry.registry import registry
@@ -52,13 +52,16 @@ class PaddedTrial:
         if self.ragged is None:
             raise NotAsked(self.why)
         kind, name = option or ("", "")
-        subject, storage = (
-            (subject.modes()[name] if kind == "--mode" else subject),
-            name if kind == "--storage" else None,
-        )
+        mode = subject.modes()[name] if kind == "--mode" else None
+        storage = name if kind == "--storage" else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            batch_is_its_samples(subject, self.ragged, self.garbage, seed, storage)
+            try:
+                batch_is_its_samples(mode or subject, self.ragged, self.garbage, seed, storage)
+            except Broken:
+                if mode is not None and not samples_agree(subject, mode, self.ragged, self.garbage, seed):
+                    raise NotAsked(f"a sample alone has another result in {name}, too") from None
+                raise
 
     def __str__(self) -> str:
         what = "" if self.ragged is None else f" {self.ragged.draw}, {self.ragged.axes}"

@@ -293,3 +293,15 @@ def test_a_value_read_in_a_graph_has_to_be_valid() -> None:
         assert run(x, md.masked_tensor(factor, torch.tensor(True))).tolist() == [0, 2, 4]
         with pytest.raises(RuntimeError, match=r"asked for as a Python value, and it is invalid"):
             run(x, md.masked_tensor(factor, torch.tensor(False)))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_conjugate_that_a_graph_returns_is_one(known: bool) -> None:
+    """It is a view of the argument, and shows the argument's memory conjugated."""
+    data = torch.complex(torch.arange(6.0), torch.ones(6)).view(2, 3)
+    x: Any = md.masked_tensor(data, torch.arange(3) < torch.tensor([[3], [1]]))
+    x = md.padded(x) if known else x
+    found = torch.compile(lambda t: t.conj(), backend="aot_eager", fullgraph=True)(x)
+    md.testing.assert_close(found, x.conj(), rtol=0, atol=0)
+    assert found._extent is x._extent or found._extent.known == x._extent.known
+    md.testing.assert_close(torch.compile(lambda t: t.mH, backend="aot_eager")(x), x.mH, rtol=0, atol=0)
