@@ -85,8 +85,9 @@ def stores_whole_rows(record: AnyRecord) -> bool:
 
 
 def padded_along(record: AnyRecord, there: Tensor, known: str) -> Any:
-    """The record, of whose positions those are there, of its own, that a boolean of as many dimensions says.
+    """The record, whose positions are there only where a boolean says so; what was not there before still is not.
 
+    there  has as many dimensions as the record, of size 1 where it does not depend on one
     known  a letter for each dimension, see LETTERS, or "?": the layout of the samples is read from the boolean
     """
     there = as_int8(there)

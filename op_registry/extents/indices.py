@@ -129,7 +129,7 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
 
 
 def _of_a_part(call: Bound, first: str, name: str, factor: Factor, labels: Labels) -> Factor:
-    """A factor of what is written to a part of a tensor, all the rest of which is there."""
+    """A factor of a source that is written to a part of a tensor; the rest of the tensor is there."""
     if any_stored(call):
         raise NotLowered("positions are written to a part of a dimension, on dense storage")
     record, source = call.tensors[first], call.tensors[name]
