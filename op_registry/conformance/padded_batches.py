@@ -208,12 +208,18 @@ def _same_result(
     if ragged.lengths[n] == 0:
         want_mask = want_mask & valid
     wrong = mask_difference(valid, want_mask)
-    if not wrong and not _is_unclaimed(ragged, expected[0]):
+    if not wrong and not _is_unclaimed(ragged, expected[0]) and not _is_normalised_alone(ragged, n, want):
         wrong = difference(got, want.to(got.dtype) if want.dtype is not got.dtype else want, want_mask)
     if wrong:
         raise Broken(f"{name}: {wrong}")
     chosen = want_mask.nonzero()[:, 0]
     return places[chosen], chosen
+
+
+def _is_normalised_alone(ragged: Ragged, n: int, values: Tensor) -> bool:
+    """Whether torch divides one number's distance from its own mean, a rounding error, by the root of eps."""
+    alone = ragged.rule.name.endswith("batch_norm") and ragged.lengths[n] == 1
+    return alone and values.dtype is not torch.float64
 
 
 def _is_unclaimed(ragged: Ragged, result: Tensor) -> bool:
