@@ -21,7 +21,7 @@ from op_registry.extents.follow import (
     roles_of_positions,
 )
 from op_registry.extents.remembered import remembered
-from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY, REFUSED
+from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY, RECURRENT, REFUSED
 from op_registry.laws.whole_slices import WHOLE_SLICES
 from op_registry.records.dense import Dense
 from op_registry.rule import Rule, Run, packet_name
@@ -100,6 +100,8 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         return samples.windowed
     if category is WHOLE_SLICES and roles - {None}:
         raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")
+    if category is RECURRENT and roles & {"contracted", "each"}:
+        raise refuse(call, "its features, or its layers, would differ from sample to sample")
     special = particular.BY_NAME.get(packet_name(call.op))
     if special is not None:
         return special
