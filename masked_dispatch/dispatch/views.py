@@ -128,10 +128,9 @@ def view_from_graph(base: MaskedTensor, returned: MaskedTensor) -> MaskedTensor:
     """The view of a graph's argument in place of what the graph returned."""
     _this_thread.from_graph = True
     try:
-        view: Any = base.as_strided(returned.size(), returned.stride(), returned.storage_offset())
+        return base.as_strided(returned.size(), returned.stride(), returned.storage_offset())  # type: ignore[return-value]
     finally:
         _this_thread.from_graph = False
-    return view  # type: ignore[no-any-return]
 
 
 def like_returned(view: MaskedTensor, returned: MaskedTensor) -> MaskedTensor:

@@ -19,7 +19,6 @@ from op_registry.extents.pieces import (
     booleans_of,
     known_of,
     shape_of_sizes,
-    sizes_in,
     together,
 )
 from op_registry.records.tracing import being_traced
@@ -38,12 +37,7 @@ Pieces = tuple[Extent, Known, list[Tensor]]
 class ExtentPieces:
     """Gives a masked tensor the attributes of `NAMES`, its inner tensors."""
 
-    _data: Tensor
     _kept_pieces: Pieces | None = None
-
-    @property
-    def _values_stored(self) -> Tensor:
-        return self._data
 
 
 def _piece(number: int) -> property:
@@ -66,11 +60,11 @@ def pieces_of(tensor: MaskedTensor) -> Pieces:
 
 
 def _pieces(tensor: MaskedTensor, extent: Extent) -> Pieces:
-    traced = being_traced(tensor._values_stored) or tensor._carries_transform
+    traced = being_traced(tensor._stored_tensors[0]) or tensor._carries_transform
     booleans = booleans_of(extent)
     if not traced:
         booleans = [boolean.detach() for boolean in booleans]
-    sizes = [_sized(tensor, extent, traced)] if sizes_in(extent) else []
+    sizes = [_sized(tensor, extent, traced)] if extent.has_parts else []
     if len(booleans) + len(sizes) > MOST:
         raise MaskedSemanticsError(
             f"a masked tensor of shape {tuple(tensor.shape)} has {len(booleans)} separate kinds of padding, more than "
@@ -82,7 +76,7 @@ def _pieces(tensor: MaskedTensor, extent: Extent) -> Pieces:
 def _sized(tensor: MaskedTensor, extent: Extent, traced: bool) -> Tensor:
     shape = shape_of_sizes(extent)
     if traced:
-        return tensor._values_stored.new_empty([1] * len(shape), dtype=torch.int8).narrow(0, 0, 0).expand(shape)
+        return tensor._stored_tensors[0].new_empty([1] * len(shape), dtype=torch.int8).narrow(0, 0, 0).expand(shape)
     with without_torch_dispatch():  # Dynamo calls this while it makes fake tensors
         return torch.empty([0] + [1] * (len(shape) - 1), dtype=torch.int8, device=tensor.device).expand(shape)
 
@@ -91,5 +85,5 @@ def take_extent_from_graph(tensor: MaskedTensor, known: Known, inner: dict[str, 
     """Give a masked tensor that a graph takes or returns the extent of these inner tensors."""
     pieces = [inner[name] for name in NAMES if name in inner]
     tensor._extent = together(known, pieces[: sum(known.stored)], pieces[-1].shape if known.sizes else ())
-    if being_traced(tensor._values_stored):
+    if being_traced(tensor._stored_tensors[0]):
         tensor._kept_pieces = tensor._extent, known, pieces

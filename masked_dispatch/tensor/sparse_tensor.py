@@ -88,10 +88,6 @@ class SparseMaskedTensor(MaskedTensor):
         return self._kept.pattern
 
     @property
-    def _values_stored(self) -> Tensor:
-        return self._kept_values
-
-    @property
     def _data(self) -> Tensor:  # type: ignore[override]
         raise needs_dense_storage(self)
 

@@ -29,7 +29,7 @@ def speech(name: str, **options: Any) -> nn.Module:
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
-        intermediate_size=16,
+        intermediate_size=32,
         conv_dim=(8, 8, 8),
         conv_kernel=(10, 3, 3),
         conv_stride=(5, 2, 2),
