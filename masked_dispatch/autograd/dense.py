@@ -26,6 +26,7 @@ from masked_dispatch.tensor.messages import BATCH_OF_TANGENTS, TRACED_BY_JIT, li
 from masked_dispatch.torch_internals import (
     hidden_in_transform,
     in_forward_mode,
+    plain_eager,
     recorded_as_constant,
     recording,
     under_transform,
@@ -176,6 +177,8 @@ def savable_validity(tensor: MaskedTensor) -> Tensor | None:
 
 def check_usable(tensor: MaskedTensor, values: Tensor) -> None:
     """Refuse a tensor that a transform wraps without its mask, records without its `values`, or has outlived."""
+    if plain_eager() and not isinstance(tensor, InTransform):
+        return  # (none of the following)
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise MaskedSemanticsError(TRACED_BY_JIT)
     if hidden_in_transform():

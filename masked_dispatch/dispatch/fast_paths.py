@@ -24,6 +24,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_eager, schema_of
 from op_registry.dimensions import row_reader
+from op_registry.extents.remembered import extent_kept
 from op_registry.laws.categories import ONE_FOR_EACH_SLICE, argument, reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
@@ -107,13 +108,16 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
             or (x.requires_grad and _grad_enabled())
             or not plain_eager()
             or x.is_inference()
-            or x._extent is not None
         ):
             return general(keyset, x, *rest, **kwargs)
         validity = x._stored_validity if x._family is None else shared_validity(x)
-        data = x._data
+        data, extent = x._data, x._extent
+        if extent is not None:
+            extent = extent_kept(rule, op, (Dense(data, validity, extent), *rest))
+            if extent is None:
+                return general(keyset, x, *rest)
         if validity is None:
-            return wrap(call(data, *rest), None)
+            return with_extent(wrap(call(data, *rest), None), extent)
         if not (always or (type(data) is Tensor and data.dtype in _REAL and data.numel())):
             return general(keyset, x, *rest)
         value, zero_by, divisor, some = kept_steps(op, rule, data, validity, rest)
@@ -121,7 +125,8 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
             data = data if known_zero(data, validity) else select(data, zero_by, 0)
         elif value is not None:
             data = Dense(data, validity).filled(value)
-        return wrap(call(data, *rest) if divisor is None else sum_up(data, *rest) / divisor, some)
+        found = call(data, *rest) if divisor is None else sum_up(data, *rest) / divisor
+        return with_extent(wrap(found, some), extent)
 
     return kernel
 
@@ -147,9 +152,8 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
                     return with_extent(wrap(call(data, *rest), validity), extent)
             elif type(x) is SparseMaskedTensor and x._order is None and x._pattern.lead == 1:
                 data, validity, pattern = x._kept.copied()
-                row = 0 if validity is not None else plain_rows(dims_of_row, x, data, rest)
-                # An operator that takes the rows, (n, D), need not take what they are the rows of, (B, T, D): so mm.
-                if 0 < row < data.ndim and dims_of_row(x, *rest):
+                row = 0 if validity is not None else plain_rows(dims_of_row, x, data, rest, shown=x.ndim)
+                if 0 < row < data.ndim:
                     extent, values = x._extent, call(data, *rest)
                     if extent is None or (values.ndim == data.ndim and row <= extent.last_dims):
                         return wrap_sparse(Sparse(Dense(values), pattern, extent))
@@ -158,7 +162,9 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
     return kernel
 
 
-def plain_rows(dims_of_row: Callable[..., int], x: Tensor, data: Tensor, rest: tuple[Any, ...]) -> int:
+def plain_rows(
+    dims_of_row: Callable[..., int], x: Tensor, data: Tensor, rest: tuple[Any, ...], shown: int | None = None
+) -> int:
     """How many of the last dimensions of `data` make up a row; 0 if there are none, if autograd records the call, or if
     an operand is neither torch's own strided tensor nor a number.
     """
@@ -170,7 +176,7 @@ def plain_rows(dims_of_row: Callable[..., int], x: Tensor, data: Tensor, rest: t
             type(operand) not in _PLAIN or operand.layout is not torch.strided or (derived and operand.requires_grad)
         ):
             return 0
-    return dims_of_row(data, *rest) if data.numel() else 0
+    return dims_of_row(data, *rest, shown=shown) if data.numel() else 0
 
 
 def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest: tuple[Any, ...]) -> Steps:

@@ -62,14 +62,18 @@ _library = Library("masked_dispatch", "DEF")
 
 
 def _as_masked_tensor(data: Tensor, mask: Tensor | None, version: str) -> MaskedTensor:
+    _check_graph(data, version)
+    if mask is None:
+        return wrap_record(Dense(data, None))
+    return wrap_record(Dense(data, stored_validity(data, mask)))
+
+
+def _check_graph(data: Tensor, version: str) -> None:
     # Every graph that makes a masked tensor holds `version` as a constant, which keeps torch's caches from returning a
     # graph compiled under other rules or by another version of this library.
     _check_exported(version)
     if being_traced(data):
         prepare_for_tracing()
-    if mask is None:
-        return wrap_record(Dense(data, None))
-    return wrap_record(Dense(data, stored_validity(data, mask)))
 
 
 def _check_exported(version: str) -> None:
@@ -205,7 +209,8 @@ def _padded_as(tensor: Tensor, extent: Tensor | None, known: str) -> MaskedTenso
     return wrap_record(as_stated(_record(tensor), extent, known))
 
 
-def _padded_along(tensor: Tensor, there: Tensor, known: str) -> MaskedTensor:
+def _padded_along(tensor: Tensor, there: Tensor, known: str, version: str) -> MaskedTensor:
+    _check_graph(tensor, version)
     there = stored_validity(tensor, check_mask(tensor, there))
     return wrap_any(padded_along(unwrap_any(tensor), there, known))
 
@@ -450,7 +455,7 @@ def install() -> None:
     _define("align(Tensor x, int dim) -> Tensor", _align)
     _define("positions(Tensor x, int dim) -> Tensor", _positions)
     _define("padded_as(Tensor x, Tensor? extent, str known) -> Tensor", _padded_as)
-    _define("padded_along(Tensor x, Tensor there, str known) -> Tensor", _padded_along)
+    _define("padded_along(Tensor x, Tensor there, str known, str code_version) -> Tensor", _padded_along)
     _define("without_extent(Tensor x) -> Tensor", _without_extent)
     _define("extent(Tensor x) -> Tensor", _extent)
     _define("own_extent(Tensor x) -> Tensor[]", _own_extent)

@@ -21,7 +21,7 @@ from masked_dispatch.dispatch.sparse_writes import store
 from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
-from op_registry import resolve
+from op_registry import registry
 from op_registry.extents.follow import RECORDS
 from op_registry.extents.masks import united
 from op_registry.extents.run import has_extent, run_with_extents
@@ -39,9 +39,7 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 def lowered(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], below: bool = False) -> Any:
     """The result of a call with sparsely stored arguments; `below`: the call comes from below autograd."""
-    meaning = resolve(op)
-    rule = meaning.rule if meaning.base is op else None
-    return lowered_by(rule, op, args, kwargs, op, below)
+    return lowered_by(registry.get(op), op, args, kwargs, op, below)
 
 
 def lowered_by(

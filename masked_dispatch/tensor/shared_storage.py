@@ -61,6 +61,9 @@ class StoredPieces:
     def make_savable(self) -> None:
         """Replace pieces that autograd cannot save for backward; see :func:`op_registry.records.tracing.savable`."""
         values, validity, pattern = self.now
+        stored = pattern.pieces if validity is None else (validity, *pattern.pieces)
+        if not any(map(Tensor.is_inference, stored)):
+            return
         pieces = tuple(savable(piece) for piece in pattern.pieces)
         changed = any(new is not old for new, old in zip(pieces, pattern.pieces, strict=True))
         savable_validity = None if validity is None else savable(validity)

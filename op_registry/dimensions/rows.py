@@ -29,7 +29,8 @@ def row_reader(op: OpOverload, dims: Dimensions) -> Callable[..., int]:
 
     The operator processes each row independently, and gives a row with as many dimensions in the result; 0 if it has no
     such rows. Dimensions that are counted from the front cannot belong to a row, because stored rows have another
-    number of dimensions in front.
+    number of dimensions in front. With `shown=`, the first tensor lists the rows of a tensor with that many dimensions,
+    which has to have them, too: mm takes (n, D), and not (B, T, D).
     """
     names, tensors = [a.name for a in op._schema.arguments], tensor_arguments(op)
     defaults = {a.name: a.default_value for a in op._schema.arguments}
@@ -53,7 +54,12 @@ def row_reader(op: OpOverload, dims: Dimensions) -> Callable[..., int]:
         fits = 0 < row < len(operand) and len(result) == len(operand) and result[:-row] == operand[:-row]
         return row if fits else 0
 
-    def read(*args: Any) -> int:
-        return rows(tuple([a.ndim if isinstance(a, Tensor) else tuple(a) if type(a) is list else a for a in args]))
+    @functools.lru_cache(maxsize=256)
+    def rows_of(shown: int, key: tuple[Any, ...]) -> int:
+        return rows(key) if rows((shown, *key[1:])) else 0
+
+    def read(*args: Any, shown: int | None = None) -> int:
+        key = tuple([a.ndim if isinstance(a, Tensor) else tuple(a) if type(a) is list else a for a in args])
+        return rows(key) if shown is None else rows_of(shown, key)
 
     return read

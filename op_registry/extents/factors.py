@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -186,6 +187,11 @@ class Extent:
         return any(getattr(along, "parts", ()) for factor in self.factors for along in factor.along)
 
     @functools.cached_property
+    def says(self) -> bool:
+        """Whether a factor has a boolean of its own."""
+        return any(factor.said is not None for factor in self.factors)
+
+    @functools.cached_property
     def last_dims(self) -> int:
         """How many last dimensions there are on which no factor depends."""
         return min((len(f.along) - 1 - max(f.depends) for f in self.factors), default=2**31)
@@ -305,9 +311,18 @@ def extent_of(factors: Sequence[Factor], is_mask: bool) -> Extent | None:
     """The extent of these factors, whose boolean is the mask itself where only one is and `is_mask`."""
     if not factors and not is_mask:
         return None
-    if is_mask and len(factors) == 1:
-        return Extent((replace(factors[0], said=None),), True)
+    if is_mask and len(factors) <= 1:
+        known = tuple(factor.along for factor in factors)
+        with contextlib.suppress(TypeError):  # (a size of a graph has no hash)
+            return _of_mask(known)
+        return Extent(tuple(map(Factor, known)), True)
     return Extent(tuple(factors), is_mask)
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_mask(known: tuple[tuple[Along, ...], ...]) -> Extent:
+    """The extent whose boolean is the mask: one object for all tensors of which so much is known, as fast paths ask."""
+    return Extent(tuple(map(Factor, known)), True)
 
 
 def with_extent(record: AnyRecord, extent: Extent | None) -> Any:

@@ -72,6 +72,16 @@ def remembered(
     return _each(result, lambda r: _as_planned(r, next(told), records))
 
 
+def extent_kept(rule: Rule, op: OpOverload, args: Sequence[Any]) -> Extent | None:
+    """The extent of a call's one result, if that is its mask, as the rule leaves it; None if that is not known yet."""
+    key = _key(args, [])
+    plan = None if key is None else _plans.get((rule, op, key))
+    if plan is None or len(plan) != 1 or plan[0] is None:
+        return None
+    extent, mask = plan[0]
+    return extent if mask == "kept" and extent is not None and extent.is_mask and not extent.says else None
+
+
 def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | None:
     """What the extents of results depend on; None if that can't be told without values. Collects the records."""
     key: list[Any] = []
@@ -81,12 +91,12 @@ def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | N
             key.append(value)
         elif isinstance(value, RECORDS):
             if isinstance(value, Dense):
-                sizes: Any = value.data.shape
                 data = value.data
+                sizes: Any = data.shape
             else:
-                base = value.base if isinstance(value, Permuted) else value
+                base, order = (value.base, value.order) if isinstance(value, Permuted) else (value, None)
                 data, pattern = base.values.data, base.pattern
-                sizes = (pattern.sizes, base.dense_sizes, pattern.layout, getattr(value, "order", None))
+                sizes = (pattern.sizes, data.shape[pattern.lead :], pattern.layout, order)
             if type(data) not in _PLAIN:
                 return None
             records.append(value)
@@ -198,8 +208,8 @@ def _has_plan(outcome: Any) -> bool:
 
 def _of_places(extent: Extent | None) -> Extent | None:
     """The extent with places for the operands' booleans: a plan keeps nothing of the call that it was made in."""
-    if extent is None:
-        return None
+    if extent is None or not extent.says:
+        return extent and extent_of(extent.factors, extent.is_mask)
     made: dict[int, Boolean] = {}
     factors = tuple(Factor(f.along, None if f.said is None else _placed(f.said, made)) for f in extent.factors)
     return Extent(factors, extent.is_mask)
@@ -244,7 +254,7 @@ def _as_planned(result: Any, told: tuple[Extent | None, Mask] | None, records: S
     if told is None or not isinstance(result, RECORDS) or any(result is record for record in records):
         return result
     extent, mask = told
-    if extent is not None and any(f.said is not None for f in extent.factors):
+    if extent is not None and extent.says:
         made: dict[int, Tensor | Boolean] = {}
         factors = tuple(Factor(f.along, _replayed(f.said, records, made)) for f in extent.factors)
         extent = Extent(factors, extent.is_mask)

@@ -193,12 +193,16 @@ class Dense:
         return as_int8((count > 0) | (torch.full_like(count, places) == 0))
 
 
+# Types of the items of most lists among arguments: sizes and dimensions.
+_NUMBERS = frozenset((int, bool, float))
+
+
 def map_tensors(f: Callable[[Any], Any], value: Any, kind: type | tuple[type, ...]) -> Any:
     """Apply `f` to every `kind` in `value`, through lists and tuples."""
     if isinstance(value, kind):
         return f(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(f, v, kind) for v in value)
+    if isinstance(value, (list, tuple)) and not _NUMBERS.issuperset(map(type, value)):
+        return type(value)([map_tensors(f, v, kind) for v in value])
     return value
 
 

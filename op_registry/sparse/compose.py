@@ -114,7 +114,7 @@ def lowers(rule: Rule, *records: type) -> Callable[[Callable[..., Any]], Callabl
 
     def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
         def lowering(op: OpOverload, x: AnyRecord | Sequence[AnyRecord], *args: Any, **kwargs: Any) -> Any:
-            if not all(isinstance(r, kinds) for r in (x if isinstance(x, (list, tuple)) else [x])):
+            if not (isinstance(x, kinds) or (isinstance(x, (list, tuple)) and all(isinstance(r, kinds) for r in x))):
                 raise NotLowered("an operand whose elements would be moved is stored densely")
             return function(x, *args, **kwargs)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from op_registry.records.dense import Dense
+from op_registry.records.dims import known_to_hold
 from op_registry.records.dtypes import SIGNED, accumulation_dtype
 from op_registry.records.own_function import OwnFunction
 from op_registry.records.slices import Extremum
@@ -119,11 +120,12 @@ class Segments:
 
     def exists(self, x: Dense) -> Tensor:
         """Validity of a reduction: where a slice has a valid element."""
-        if x.validity is not None or x.ndim > 1:
+        if x.validity is not None or not known_to_hold(math.prod(x.shape[d] for d in self.inside) != 0):
             return as_int8(self.count(x) > 0)
         key = ("nonempty", self.along, self.occupied)
         nonempty: Tensor = self.pattern.cached(key, lambda: as_int8(self.stored_counts > 0))
-        return nonempty
+        shape = [1 if d in self.inside else x.shape[d] for d in range(1, x.ndim)]
+        return nonempty.reshape(-1, *[1] * len(shape)).expand(-1, *shape)
 
     @property
     def segment_ids(self) -> Tensor:

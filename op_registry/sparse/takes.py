@@ -20,7 +20,7 @@ import torch
 
 from op_registry.autocast import autocast_on
 from op_registry.bound import Bound
-from op_registry.records.dense import Dense, map_tensors
+from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold, shape_alone
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.permuted import Permuted
@@ -175,9 +175,7 @@ def _each(value: Any) -> list[Any]:
     """The records in an argument: none, one, or those of a list."""
     if type(value) in (Dense, Sparse, Permuted):
         return [value]
-    found: list[Any] = []
-    map_tensors(found.append, value, (Dense, Sparse, Permuted))
-    return found
+    return [record for item in value for record in _each(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _stored(record: Any) -> torch.Tensor:
