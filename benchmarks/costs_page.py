@@ -127,14 +127,14 @@ its padding](packed-models.md).
 
 ## When it does not pay
 
-- **Small tensors in an eager loop.** A masked call on 64 × 64 elements takes {small} times as long as a plain call. The
-  reason is that a masked call runs a Python function and makes a tensor subclass. `torch.compile` reduces this cost,
-  but does not remove it. A compiled chain of six masked operators takes {chain_small} times as long as the compiled
-  chain without masks.
-- **Compiled code that does little but read memory.** Masked code reads the data and the mask, which has one byte for
-  each element. With AVX2, torch's compiler reads the mask slowly ([why](performance.md)).
-- **Packed batches under `torch.compile(fullgraph=True)`.** A packed step of the stock encoder has {breaks} graph
-  breaks. So it does not compile into one graph.
+- **Small tensors in an eager loop.** A masked call on 64 × 64 elements takes {small} times as long as a plain call,
+  because each masked call runs a Python function and makes a tensor subclass. `torch.compile` reduces this cost, but
+  does not remove it: a compiled chain of six masked operators takes {chain_small} times as long as the compiled chain
+  without masks.
+- **Compiled code that mostly reads memory.** Masked code reads the mask, one byte for each element, in addition to the
+  data. With AVX2, torch's compiler reads the mask slowly ([why](performance.md)).
+- **Packed batches under `torch.compile(fullgraph=True)`.** A packed training step of `nn.TransformerEncoder` has
+  {breaks} graph breaks, so it does not compile into one graph.
 - **One masked mean**, if you need nothing else. Two lines of torch compute it.
 
 {measured}

@@ -68,54 +68,58 @@ The command at the start of each section measures that section only. Without `--
 In the plot, each dot is one figure divided by its goal. If the goal is a lower bound, the dot is the goal divided by
 the figure. A dot left of the line reaches its goal.
 
-The goals of compiled code (R1, R2, R4, R9) were set on a processor with AVX-512. With AVX2, the code that torch's
-compiler generates loads masks slowly. This code loads eight bytes of a mask through a buffer on the stack
-(`Vectorized<int8_t>::loadu(pointer, 8)` in torch's `vec256_int.h`). The processor cannot forward the bytes from this
-buffer to the load that follows. A masked sum over 2048² elements took 4.2 times as long as with a load of eight bytes
-(`_mm_loadl_epi64`). A bool mask, as in code written by hand, is slower still.
+The goals of compiled code (R1, R2, R4, R9) were set on a processor with AVX-512. On a processor with AVX2, most of
+these goals are missed, because the code that torch's compiler generates loads masks slowly. To load eight bytes of a
+mask, this code copies the bytes into a buffer on the stack and loads them from the buffer
+(`Vectorized<int8_t>::loadu(pointer, 8)` in torch's `vec256_int.h`). The processor cannot forward the bytes from the
+copy to the load, so the load has to wait. A masked sum over 2048² elements took 4.2 times as long with this code as
+with one load of eight bytes (`_mm_loadl_epi64`). Code written by hand uses a bool mask, which loads even more slowly.
 """
 
 # Why a benchmark's goals are missed, where they are, and what would close them.
 MISSED = {
     "training": (
-        "In evaluation, `nn.TransformerEncoder` runs one operator for each layer, on the valid tokens only. A layer "
-        "of BERT runs about fifty operators, and this library runs Python code for each of them (R5 has the time of "
-        "one call). At the small size, this Python code takes most of the time. Either of two changes would "
-        "remove it: attention as one operator, as in `nn.MultiheadAttention`, or dispatch in C++. In packed evaluation "
-        "of the large encoder, plain torch also computes only the valid tokens, because its fast path packs the batch "
-        "with NestedTensor."
+        "Most goals for evaluation are missed because of Python code. A layer of BERT runs about fifty operators, "
+        "and this library runs Python code for each of them (R5 has the time of one call). At the small size, this"
+        " Python code takes most of the time. Either of two changes would remove it: attention as one operator, as"
+        " in `nn.MultiheadAttention`, or dispatch in C++. `nn.TransformerEncoder` runs only one operator for each "
+        "layer, on the valid tokens only. In packed evaluation of the large encoder, plain torch also computes "
+        "only the valid tokens, because its fast path packs the batch with NestedTensor."
     ),
     "overhead": (
-        "Without derivatives, a call runs one Python function and makes one new tensor subclass. Each of these two "
-        "steps takes longer than a small kernel of torch. Both steps would have to move to C++."
+        "Without derivatives, a call runs one Python function and makes one new tensor subclass. Each of these two"
+        " steps takes longer than a small kernel of torch. To reach the goals, both steps would have to move to "
+        "C++."
     ),
     "eager_reductions": (
-        "A *remembered* mask was used before, so the numbers of its valid elements are known. With a remembered mask, "
-        "a reduction takes the time of a fill and of torch's own kernel. For softmax and logsumexp, torch's kernel "
-        "alone takes about a third of the time of the code by hand. var and std read the data twice. If whole rows are "
-        "invalid, the `where` in the code by hand takes almost no time. One C++ kernel that reads data and mask once "
-        "would reach the goals."
+        "If a mask is *remembered* (it was used before, so the numbers of its valid elements are known), a "
+        "reduction takes the time of a fill and of torch's own kernel. For softmax and logsumexp, torch's kernel "
+        "alone takes about a third of the time of the code by hand. The kernels of var and std read the data "
+        "twice. If whole rows are invalid, the code by hand is fast, because its `where` takes almost no time. One"
+        " C++ kernel that reads data and mask once would reach the goals."
     ),
     "chain": (
         "In eager mode, the chain pays the cost of a call (R5) six times. In compiled code, loading the masks is slow "
         "with AVX2 (see the start of this page)."
     ),
     "packed": (
-        "The packed block and the block it is compared with spend most of their time in matrix products. With AVX2, "
-        "matrix products take a larger share of the time."
+        "All the blocks spend most of their time in matrix products, whose time depends on the number of valid "
+        "tokens alone. With AVX2, matrix products take a larger share of the time than with AVX-512."
     ),
     "reductions": (
         "Loading the masks is slow with AVX2 (see the start of this page). The one-pass kernel is written by hand, "
         "with the load that torch lacks."
     ),
     "masked_mean": (
-        "In compiled code, loading the masks is slow with AVX2 (see the start of this page). The peak of memory is "
-        "higher, because backward needs the mask. The mask has one byte for each element, and the gradient has four."
+        "In compiled code, loading the masks is slow with AVX2 (see the start of this page). In compiled code, the"
+        " peak of memory is above its goal too, because backward needs the mask. The mask has one byte for each "
+        "element, and the gradient has four."
     ),
     "sparse": (
-        "The limit is one pass over the values. Sums and maxima of rows use torch's kernels (`embedding_bag`, "
-        "`segment_reduce`), and each of these kernels reads the values again. A C++ kernel would reach the goals. In "
-        "a very sparse matrix, a call from Python takes longer than the work on the few elements."
+        "The *limit* is the time of one pass over the stored values. Sums and maxima of rows use torch's kernels "
+        "(`embedding_bag`, `segment_reduce`), and each of these kernels reads the values again. A C++ kernel would"
+        " reach the goals. In a very sparse matrix, a call from Python takes longer than the work on the few "
+        "elements."
     ),
     "conversions": (
         "CSC needs the mask in another order. Transposing the mask, tile by tile, takes longer than all other steps "

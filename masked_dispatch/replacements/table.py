@@ -37,7 +37,7 @@ class Replacement(NamedTuple):
 
 
 _DISTRIBUTIONS = "tests/interop/test_distributions.py"
-_LINE_BY_LINE = "torch's Python code would treat a partly valid row or matrix as a whole one"
+_LINE_BY_LINE = "torch's Python code would treat a partly valid row or matrix as valid"
 _CHECKPOINTS = "tests/distributed/test_checkpoints.py"
 _STYLES = "torch.distributed.tensor.parallel.style"
 
@@ -142,7 +142,7 @@ TABLE = (
         "torch.autograd.function.Function",
         ("apply",),
         IMPORT,
-        "the backward of an autograd function could lose gradients: a sum with an absent gradient is absent",
+        "the backward of an autograd function could lose gradients: if one summand of a gradient is absent, the sum would be absent too",
         "2.13",
         "tests/autograd/test_functions_of_others.py",
     ),
@@ -173,7 +173,7 @@ TABLE = (
             (
                 "default_planner.DefaultLoadPlanner",
                 "resolve_tensor commit_tensor",
-                "what a checkpoint knows of padding is not loaded",
+                "the extent of a padded batch is not loaded from a checkpoint",
             ),
             (
                 "default_planner.DefaultSavePlanner",
