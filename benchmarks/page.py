@@ -87,9 +87,9 @@ MISSED = {
         "only the valid tokens, because its fast path packs the batch with NestedTensor."
     ),
     "overhead": (
-        "Without derivatives, a call runs one Python function and makes one new tensor subclass. Each of these two"
-        " steps takes longer than a small kernel of torch. To reach the goals, both steps would have to move to "
-        "C++."
+        "Without gradients, a call runs one Python function and makes one instance of the tensor subclass. Each of "
+        "these two steps takes longer than a small kernel of torch. To reach the goals, both steps would have to move "
+        "to C++."
     ),
     "eager_reductions": (
         "If a mask is *remembered* (it was used before, so the numbers of its valid elements are known), a "

@@ -7,7 +7,6 @@ An error begins with the word that registers and the line of its call, and names
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,9 +15,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from op_registry.dimensions import Dimensions, Slices
+from op_registry.dimensions import Dimensions, Slices, tensor_arguments
 from op_registry.rule import Category, Run, in_dispatcher, is_functional, packet_name, takes_tensor, written_at
-from op_registry.schema import functional_form, is_inplace, written_arguments
+from op_registry.schema import functional_form, is_inplace, misfit, written_arguments
 from op_registry.traits import Traits
 
 TRAITS = tuple(field.name for field in fields(Traits))
@@ -151,7 +150,7 @@ class Registration:
     ) -> None:
         if not callable(function):
             raise self.error(f"{function!r} is no function, which a rule has to be")
-        wrong = _misfit(function, first, [a for a in arguments if not a.has_default_value()])
+        wrong = misfit(function, first, [a for a in arguments if not a.has_default_value()])
         if wrong is not None:
             names = ", ".join([*first, *(a.name for a in arguments)])
             raise self.error(f"{wrong} cannot be called with {whose}{spelled(op)}: {names}")
@@ -160,31 +159,24 @@ class Registration:
         """TypeError unless a function of slices can be called with what each overload requires besides dimensions."""
         read = {getattr(dims, name, None) for name in ("dim", "keepdim", "count")}
         for op in ops:
+            if isinstance(dims, Slices) and (others := tensor_arguments(op)[1:]):
+                raise self.error(
+                    f"dims=Slices(…) states the dimensions of the first tensor alone, and {spelled(op)} also takes the "
+                    f"{'tensors' if len(others) > 1 else 'tensor'} {', '.join(others)}. If {others[0]} is a parameter "
+                    f"for the last dimensions, as a norm's weight, state dims=LastDims(…); if it goes with the first "
+                    f"tensor element by element, write the rule with operators: @masked_rule({spelled(op)}, "
+                    "category=COMPOSITE)"
+                )
             arguments = [a for a in op._schema.arguments if a.name not in read]
             self._callable(function, op, ["the overload", "the slices"], arguments, "what a body gets for ")
 
     def function_inside(self, function: Run, op: OpOverload) -> None:
         """The same of a function that gets what one caller passes: the required arguments or more."""
         given = list(op._schema.arguments)
-        while _misfit(function, [], given) is not None:
+        while misfit(function, [], given) is not None:
             if not given or not given.pop().has_default_value():
                 self.function(function, (op,), takes_op=False)
                 return
-
-
-def _misfit(function: Run, first: Sequence[Any], given: Sequence[torch.Argument]) -> str | None:
-    """The function with its signature, if it cannot be called with these arguments of the operator."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a function written in C, which says nothing about its arguments
-        return None
-    try:
-        signature.bind(
-            *first, *(a.name for a in given if not a.kwarg_only), **{a.name: a for a in given if a.kwarg_only}
-        )
-    except TypeError:
-        return f"{getattr(function, '__name__', function)}{signature}"
-    return None
 
 
 def _may_be_dimensions(argument: torch.Argument) -> bool:

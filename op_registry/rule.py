@@ -11,7 +11,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from torch._ops import OpOverload, OpOverloadPacket
@@ -19,6 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from op_registry.digests import digest_of_code
 from op_registry.dimensions import Dimensions, Slices
 from op_registry.errors import MaskedSemanticsError
+from op_registry.schema import misfit
 from op_registry.traits import NO_TRAITS, Traits
 
 Run = Callable[..., Any]
@@ -169,12 +170,33 @@ class Rule:
                     "order in which to try them: first_of(a, b), or give the operator a rule of its own by "
                     "registry.replace(...)."
                 )
+            for way in () if self.is_built_in else getattr(run, "alternatives", (run,)):
+                self._check_lowering(way)
             self.lowerings[record] = run
             for listener in self.listeners:
                 listener(self)
             return run
 
         return add
+
+    def _check_lowering(self, way: Any) -> None:
+        """TypeError for a lowering that names an argument which no overload has, or that cannot be called with them."""
+        names = [a.name for op in self.ops for a in op._schema.arguments]
+        unknown = [name for name in getattr(way, "names", ()) if name not in names]
+        if unknown:
+            raise TypeError(
+                f"on_call names {unknown[0]}, and the arguments of {self.ops[0]} are {', '.join(dict.fromkeys(names))}"
+            )
+        if isinstance(way, FunctionType):
+            for op in self.ops:
+                required = [a for a in op._schema.arguments if not a.has_default_value()]
+                wrong = misfit(way, ["the overload"], required)
+                if wrong is not None:
+                    raise TypeError(
+                        f"{wrong} cannot be called with what a lowering of {op} gets: the overload, "
+                        f"{', '.join(a.name for a in op._schema.arguments)}. With @on_call, it gets the call as its "
+                        "one argument"
+                    )
 
     def oracle(self, function: Run) -> Run:
         """Decorator: a slow, obviously correct implementation to compare with, in place of the category's."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -152,3 +153,18 @@ def mutable_forms(op: OpOverload) -> list[OpOverload]:
     packets = [_packet(n) for n in dict.fromkeys((name, f"{name}_", name.removesuffix("_functional")))]
     overloads: list[OpOverload] = [getattr(p, name) for p in packets if p is not None for name in p.overloads()]
     return [candidate for candidate in overloads if functional_form(candidate) is op]
+
+
+def misfit(function: Callable[..., Any], first: Sequence[Any], given: Sequence[torch.Argument]) -> str | None:
+    """The function with its signature, if it cannot be called with these arguments of the operator."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function written in C, which says nothing about its arguments
+        return None
+    try:
+        signature.bind(
+            *first, *(a.name for a in given if not a.kwarg_only), **{a.name: a for a in given if a.kwarg_only}
+        )
+    except TypeError:
+        return f"{getattr(function, '__name__', function)}{signature}"
+    return None

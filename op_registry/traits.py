@@ -26,6 +26,7 @@ class Traits:
                 stored densely
     data_sizes  whether it computes tensors in between whose sizes depend on data
     exact_out   whether its out= form takes an `out` of the result's shape only
+    unchanged   a function of the arguments behind the first: whether torch returns the first argument itself
     """
 
     derivative: str = "general"
@@ -44,6 +45,7 @@ class Traits:
     sparse_factors: bool = False
     data_sizes: bool = False
     exact_out: bool = False
+    unchanged: Callable[..., bool] | None = None
 
     def __post_init__(self) -> None:
         for name, value in self.stated().items():
@@ -96,8 +98,9 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "sparse_factors": _FLAG,
     "data_sizes": _FLAG,
     "exact_out": _FLAG,
+    "unchanged": (callable, "a function of the arguments behind the first"),
 }
 # What every rule may state, whatever its category.
-OF_ANY_RULE = ("dims", "plain", "sparse_factors", "data_sizes", "exact_out")
+OF_ANY_RULE = ("dims", "plain", "sparse_factors", "data_sizes", "exact_out", "unchanged")
 # What a rule that is a function may state: most of it is read by fast paths.
 OF_A_FUNCTION = ("identity", "divided", "reason", *OF_ANY_RULE)

@@ -139,22 +139,24 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
     general, call = rule_kernel(op, rule), direct_call(op)
     if len(schema_of(op).returns) != 1 or rule.dims is None:
         return general
-    dims_of_row = row_reader(op, rule.dims)
+    rows = row_reader(op, rule.dims)
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
         if not kwargs and plain_eager():
             if type(x) is MaskedTensor:
                 data, validity = x._data, x._stored_validity if x._family is None else shared_validity(x)
-                dims = plain_rows(dims_of_row, x, data, rest)
+                dims = plain_rows(rows, x, data, rest)
                 extent = x._extent
                 of_rows = extent is None or dims <= extent.last_dims
                 if 0 < dims <= data.ndim and of_rows and (validity is None or validity.shape[-dims:].numel() == 1):
                     return with_extent(wrap(call(data, *rest), validity), extent)
             elif type(x) is SparseMaskedTensor and x._order is None and x._pattern.lead == 1:
                 data, validity, pattern = x._kept.copied()
-                row = 0 if validity is not None else plain_rows(dims_of_row, x, data, rest, shown=x.ndim)
+                row = 0 if validity is not None else plain_rows(rows, x, data, rest)
                 if 0 < row < data.ndim:
                     extent, values = x._extent, call(data, *rest)
+                    if values.shape == data.shape and (extent is None or row <= extent.last_dims):
+                        return x.storing(values, None, pattern)
                     if extent is None or (values.ndim == data.ndim and row <= extent.last_dims):
                         return wrap_sparse(Sparse(Dense(values), pattern, extent))
         return general(keyset, x, *rest, **kwargs)
@@ -162,21 +164,22 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
     return kernel
 
 
-def plain_rows(
-    dims_of_row: Callable[..., int], x: Tensor, data: Tensor, rest: tuple[Any, ...], shown: int | None = None
-) -> int:
+def plain_rows(rows: Callable[..., int], x: Tensor, data: Tensor, rest: tuple[Any, ...]) -> int:
     """How many of the last dimensions of `data` make up a row; 0 if there are none, if autograd records the call, or if
     an operand is neither torch's own strided tensor nor a number.
     """
     derived = _grad_enabled()
-    if type(data) is not Tensor or (derived and x.requires_grad):
+    if type(data) is not Tensor or not data.numel() or (derived and x.requires_grad):
         return 0
+    others: list[Any] = []
     for operand in rest:
-        if isinstance(operand, Tensor) and (
-            type(operand) not in _PLAIN or operand.layout is not torch.strided or (derived and operand.requires_grad)
-        ):
+        if not isinstance(operand, Tensor):
+            others.append(tuple(operand) if type(operand) is list else operand)
+        elif type(operand) in _PLAIN and operand.layout is torch.strided and not (derived and operand.requires_grad):
+            others.append(operand.ndim)
+        else:
             return 0
-    return dims_of_row(data, *rest, shown=shown) if data.numel() else 0
+    return rows(x.ndim, data.ndim, *others)
 
 
 def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest: tuple[Any, ...]) -> Steps:

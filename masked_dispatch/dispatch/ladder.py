@@ -1,7 +1,7 @@
 """How a call reaches its rule.
 
 A call with a masked argument arrives at a kernel at PreDispatch, above autograd. The first match decides what the
-kernel does (2 to 6 are the rungs of docs/architecture.md; views have a path of their own):
+kernel does (2 to 6 are the rungs 1 to 5 of docs/architecture.md; views have a path of their own):
 
 1. view             makes torch's own view node on the wrapper; below autograd we view data and mask
 2. rule             unwraps the arguments, runs the rule on plain tensors, wraps the results; a composite rule calls

@@ -151,9 +151,11 @@ def _run_rule(op: OpOverload, run: Run, rule: Rule, args: Sequence[Any], kwargs:
 
 def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """A kernel that runs the rule, unwrapping and wrapping differentiably."""
-    run, steps = rule.bind(op), rule.traits.data_sizes
+    run, steps, unchanged = rule.bind(op), rule.traits.data_sizes, rule.traits.unchanged
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if unchanged is not None and unchanged(*args[1:], **kwargs):
+            return args[0]
         storage = storage_among(args)
         if kwargs:
             storage = max(storage, storage_among(kwargs.values()))

@@ -189,7 +189,8 @@ def _wrap_views(
         return type(result)(_wrap_views(base, r, wrap) for r in result)
     view = wrap(result.data, checked_validity(result))
     hand_on(base._data, view._data, view._stored_validity, of_source=base._validity)
-    share_storage(view, base)
+    if not base._data.is_conj() or result.data.dtype is base.dtype:
+        share_storage(view, base)  # (the real view of conjugated data is a copy)
     with_extent(view, result.extent)
     is_copy = result.data.dtype is not base.dtype or isinstance(result, PartOfEach)
     if not is_copy:

@@ -66,8 +66,8 @@ REFUSED_MASKED: dict[type[Optimizer], tuple[str, str]] = {
     torch.optim.SparseAdam: REFUSED[torch.optim.SparseAdam],
 }
 
-# Those that follow their own formula (docs/semantics.md), which an element that misses a step comes to feel: what
-# happens to it, and what does otherwise. Without momentum, RMSprop and SGD leave such elements alone.
+# Those whose formula treats an element that misses a step wrongly (docs/semantics.md): what happens to it, and what to
+# use instead. Without momentum, RMSprop and SGD leave such elements alone.
 MOMENTUM_GOES_ON = (
     "keeps moving an element after its last gradient, in growing steps: its second average decays, its first does not"
 )

@@ -142,7 +142,8 @@ TABLE = (
         "torch.autograd.function.Function",
         ("apply",),
         IMPORT,
-        "the backward of an autograd function could lose gradients: if one summand of a gradient is absent, the sum would be absent too",
+        "the backward of an autograd function could lose gradients: if one summand of a gradient is absent, the sum "
+        "would be absent too",
         "2.13",
         "tests/autograd/test_functions_of_others.py",
     ),

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.dimensions.labels import (
@@ -25,20 +24,23 @@ class _Rank:
 
 
 def row_reader(op: OpOverload, dims: Dimensions) -> Callable[..., int]:
-    """A function of a call's positional arguments: how many last dimensions of the first tensor make up a row.
+    """A function of a call: how many last dimensions of the first tensor make up a row; 0 if it has no rows.
 
-    The operator processes each row independently, and gives a row with as many dimensions in the result; 0 if it has no
-    such rows. Dimensions that are counted from the front cannot belong to a row, because stored rows have another
-    number of dimensions in front. With `shown=`, the first tensor lists the rows of a tensor with that many dimensions,
-    which has to have them, too: mm takes (n, D), and not (B, T, D).
+    It gets the number of dimensions of the first tensor, and of the tensor that lists its rows (the same, if it is
+    stored densely); and the other arguments, with its number of dimensions in place of each tensor, and tuples.
+
+    The operator processes each row independently, and gives a row with as many dimensions in the result. Dimensions
+    that are counted from the front cannot belong to a row, because stored rows have another number of dimensions in
+    front. Both tensors need to have the rows: mm takes (n, D), and not (B, T, D).
     """
     names, tensors = [a.name for a in op._schema.arguments], tensor_arguments(op)
     defaults = {a.name: a.default_value for a in op._schema.arguments}
 
     @functools.lru_cache(maxsize=256)
-    def rows(key: tuple[Any, ...]) -> int:
-        """`key`: the arguments, with the rank in place of each tensor."""
-        named = defaults | dict(zip(names, key, strict=False))
+    def rows(shown: int, listed: int, *rest: Any) -> int:
+        if listed != shown and not rows(shown, shown, *rest):
+            return 0
+        named = defaults | dict(zip(names, (listed, *rest), strict=False))
         named |= {name: _Rank(rank) for name in tensors if (rank := named[name]) is not None}
         if isinstance(dims, Slices):
             over = named.get(dims.dim or "")
@@ -54,12 +56,4 @@ def row_reader(op: OpOverload, dims: Dimensions) -> Callable[..., int]:
         fits = 0 < row < len(operand) and len(result) == len(operand) and result[:-row] == operand[:-row]
         return row if fits else 0
 
-    @functools.lru_cache(maxsize=256)
-    def rows_of(shown: int, key: tuple[Any, ...]) -> int:
-        return rows(key) if rows((shown, *key[1:])) else 0
-
-    def read(*args: Any, shown: int | None = None) -> int:
-        key = tuple([a.ndim if isinstance(a, Tensor) else tuple(a) if type(a) is list else a for a in args])
-        return rows(key) if shown is None else rows_of(shown, key)
-
-    return read
+    return rows

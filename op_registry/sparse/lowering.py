@@ -44,6 +44,11 @@ class OnCall:
     takes: Takes = ANY_CALL
     of_dims: bool = False
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arguments that `takes` names."""
+        return self.takes.names
+
     def __call__(self, c: Bound) -> Any:
         """The result; NotLowered for a call that it does not take."""
         misfit = None if self.takes is ANY_CALL else self.takes.misfit(c)

@@ -54,6 +54,12 @@ class Takes:
     eager: bool = False
     elements: bool | str = False
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arguments that the conditions name."""
+        stated = [getattr(self, field.name) for field in fields(self)]
+        return (*[name for value in stated if isinstance(value, str) for name in listed(value)], *dict(self.only))
+
     def misfit(self, c: Bound) -> str | None:
         """Why the call is not taken, as a clause; None if it is."""
         for check, stated in self._stated:

@@ -219,7 +219,15 @@ def test_a_call_of_other_ranks_has_no_labels() -> None:
     ],
 )
 def test_rows(op: Any, dims: Any, args: list[Any], row: int) -> None:
-    assert row_reader(op, dims)(*args) == row
+    first, *rest = [a.ndim if isinstance(a, torch.Tensor) else tuple(a) if isinstance(a, list) else a for a in args]
+    assert row_reader(op, dims)(first, first, *rest) == row
+
+
+def test_rows_that_are_listed_are_those_of_the_tensor_that_is_shown() -> None:
+    assert row_reader(aten.linear.default, LINEAR)(3, 2, 2) == 1
+    product = Equation("mk,kn->mn")  # of matrices, and not of batches
+    assert row_reader(aten.mm.default, product)(2, 2, 2) == 1
+    assert row_reader(aten.mm.default, product)(3, 2, 2) == 0
 
 
 def test_a_parameter_and_a_list_have_one_term_each() -> None:

@@ -23,8 +23,10 @@ from op_registry.authoring import (
     Equation,
     LastDims,
     Slices,
+    Sparse,
     elementwise,
     masked_rule,
+    on_call,
     over_slices,
     reduction,
     scan,
@@ -40,6 +42,7 @@ for schema, body in (
     ("written(Tensor(a!) x) -> ()", lambda x: None),
     ("added(Tensor(a!) x, Tensor(b!) y) -> ()", lambda x, y: None),
     ("made(int n) -> Tensor", lambda n: torch.ones(n)),
+    ("weighted(Tensor x, Tensor weight, int dim) -> Tensor", lambda x, weight, dim: (x * weight).sum(dim)),
 ):
     LIBRARY.define(schema)
     LIBRARY.impl(schema.partition("(")[0], body, "CompositeExplicitAutograd")
@@ -252,6 +255,22 @@ def test_the_line_is_that_of_the_registration() -> None:
         (
             lambda: over_slices(OWN.twice, category=REDUCTION, dims=Equation("k->k")),
             "dims=Equation(…) states no slices, as Slices(…) and LastDims(…) do",
+        ),
+        (
+            lambda: over_slices(OWN.weighted, category=REDUCTION, dims=Slices())(len_of_one),
+            "dims=Slices(…) states the dimensions of the first tensor alone, and torch.ops.registration.weighted also "
+            "takes the tensor weight. If weight is a parameter for the last dimensions, as a norm's weight, state "
+            "dims=LastDims(…); if it goes with the first tensor element by element, write the rule with operators: "
+            "@masked_rule(torch.ops.registration.weighted, category=COMPOSITE)",
+        ),
+        (
+            lambda: elementwise(OWN.twice).lowering(Sparse)(on_call(sparse="y")(len_of_one)),
+            "on_call names y, and the arguments of registration.twice.default are x",
+        ),
+        (
+            lambda: elementwise(OWN.twice).lowering(Sparse)(len_of_one),
+            "len_of_one(x: 'Any') -> 'int' cannot be called with what a lowering of registration.twice.default gets: "
+            "the overload, x. With @on_call, it gets the call as its one argument",
         ),
     ],
 )  # fmt: skip

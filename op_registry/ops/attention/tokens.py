@@ -22,7 +22,6 @@ from op_registry.authoring import (
     all_valid,
     autocast_on,
     being_traced,
-    data_of,
     has_whole_slices,
     may_be_read,
     put_rows,
@@ -76,5 +75,8 @@ def _on_tokens(layer: Layer, rows: Tensor, lengths: Sequence[int], c: Bound) -> 
         query, key, value = (x.squeeze(0).transpose(0, 1) for x in args[:3])  # (1, H, n, d) as rows (n, H, d)
         return attend_rows(query, key, value, lengths, lengths).transpose(0, 1).unsqueeze(0)
 
-    result: Tensor = layer(run, c.with_(src=rows.unsqueeze(0)).map(data_of, Dense))
+    def plain(record: Dense | Sparse) -> Tensor:
+        return rows.unsqueeze(0) if record is c.src else record.data  # type: ignore[union-attr]  # (weights are dense)
+
+    result: Tensor = layer(run, c.map(plain, (Dense, Sparse)))
     return result.squeeze(0)

@@ -23,7 +23,7 @@ def dropout(c: Bound) -> Sparse | Permuted:
     torch draws in memory order, which for a permuted tensor is that of its base.
     """
     (input, _), p = shown(c.input), c.p
-    if 0 <= p <= 1 and (p == 0 or not c.train or 0 in input.shape):
+    if random.drops_nothing(p, c.train) or (0 <= p <= 1 and 0 in input.shape):
         return c.input  # type: ignore[no-any-return]
     by_channel = c.op is aten.feature_dropout.default and isinstance(c.input, Sparse)
     if not input.pattern.layout.of_sequences or not (by_channel or c.op is aten.dropout.default):

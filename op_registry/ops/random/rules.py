@@ -41,6 +41,11 @@ aten = torch.ops.aten
 # ------------------------------------------------------------------------------------------------------------ dropout
 
 
+def drops_nothing(p: float, train: bool) -> bool:
+    """Whether torch's dropout returns its input whatever that is."""
+    return 0 <= p <= 1 and (p == 0 or not train)
+
+
 @masked_rule(
     aten.dropout,
     aten.feature_dropout,
@@ -48,10 +53,11 @@ aten = torch.ops.aten
     aten.feature_alpha_dropout,
     category=RANDOM,
     takes_op=True,
+    unchanged=drops_nothing,
 )
 def dropout(op: OpOverload, input: Dense, p: float, train: bool) -> Dense:
     """Drops valid and invalid elements alike; where nothing can be dropped, the input itself, as in torch."""
-    if 0 <= p <= 1 and (p == 0 or not train or input.data.numel() == 0):
+    if drops_nothing(p, train) or (0 <= p <= 1 and input.data.numel() == 0):
         return input
     dropped = op(input.data, p, train)
     if op in (aten.dropout.default, aten.feature_dropout.default):  # the alpha forms shift what they keep

@@ -3,9 +3,9 @@
 Law: the n valid elements come first, sorted, in ascending as in descending order; the first n positions are valid.
 Operators that pick one element (kthvalue, median, mode) are reductions: they pick a valid element, and its index.
 
-One stable sort of data with arbitrary fills, then a stable move of the valid elements to the front: no fill value would
-sort behind valid infinities, NaN and extreme integers. Values are gathered from the input, so that gradients go where
-the indices point.
+One stable sort of data with arbitrary fills, then a stable move of the valid elements to the front: no fill value
+sorts behind valid infinities, NaN and extreme integers. (Where one sorts behind all that is valid, the sort is enough.)
+Values are gathered from the input, so that gradients go where the indices point.
 
 Which of equal elements torch names is open, and depends on the kernel that it takes. Where every element is valid, that
 is asked of torch; in other slices, and in graphs, where masks are not known, equal elements keep their order.

@@ -305,3 +305,18 @@ def test_a_conjugate_that_a_graph_returns_is_one(known: bool) -> None:
     md.testing.assert_close(found, x.conj(), rtol=0, atol=0)
     assert found._extent is x._extent or found._extent.known == x._extent.known
     md.testing.assert_close(torch.compile(lambda t: t.mH, backend="aot_eager")(x), x.mH, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [lambda x: x.conj().imag, lambda x: x.conj().real, lambda x: torch.view_as_real(x.conj()), lambda x: x.mH.imag],
+    ids=["imag", "real", "view_as_real", "imag of mH"],
+)
+def test_parts_of_a_conjugate_that_a_graph_returns(part: Callable[[Any], Any]) -> None:
+    """They are computed: the argument's memory shows the imaginary part with the other sign."""
+    data = torch.complex(torch.arange(6.0), torch.arange(1.0, 7)).view(2, 3)
+    leaf: Any = md.masked_tensor(data, torch.arange(3) < torch.tensor([[3], [1]])).requires_grad_()
+    compiled = torch.compile(part, backend="aot_eager", fullgraph=True)
+    md.testing.assert_close(compiled(leaf.detach()), part(leaf.detach()), rtol=0, atol=0)
+    found, wanted = (torch.autograd.grad(f(leaf).square().sum(), leaf)[0] for f in (compiled, part))
+    md.testing.assert_close(found, wanted)
