@@ -140,10 +140,12 @@ class Registration:
                     f"dimensions are kept. If {keeps[0]} says so, add dims=Slices({dim}keepdim={keeps[0]!r})"
                 )
 
-    def function(self, function: Run, ops: Sequence[OpOverload], takes_op: bool) -> None:
-        """TypeError unless the function can be called with the arguments that each overload requires."""
+    def function(self, function: Run, ops: Sequence[OpOverload], takes_op: bool, unchanged: Run | None = None) -> None:
+        """TypeError unless the function can be called with what each overload requires; and the trait, if stated."""
         for op in ops:
             self._callable(function, op, ["the overload"] * takes_op, op._schema.arguments, "the arguments of ")
+            if unchanged is not None:
+                self._callable(unchanged, op, [], op._schema.arguments[1:], "what stands behind the first argument of ")
 
     def _callable(
         self, function: Run, op: OpOverload, first: list[str], arguments: Sequence[torch.Argument], whose: str
@@ -159,7 +161,8 @@ class Registration:
         """TypeError unless a function of slices can be called with what each overload requires besides dimensions."""
         read = {getattr(dims, name, None) for name in ("dim", "keepdim", "count")}
         for op in ops:
-            if isinstance(dims, Slices) and (others := tensor_arguments(op)[1:]):
+            required = [a.name for a in op._schema.arguments[1:] if not a.has_default_value()]
+            if isinstance(dims, Slices) and (others := [name for name in tensor_arguments(op) if name in required]):
                 raise self.error(
                     f"dims=Slices(…) states the dimensions of the first tensor alone, and {spelled(op)} also takes the "
                     f"{'tensors' if len(others) > 1 else 'tensor'} {', '.join(others)}. If {others[0]} is a parameter "

@@ -158,7 +158,7 @@ def mutable_forms(op: OpOverload) -> list[OpOverload]:
 def misfit(function: Callable[..., Any], first: Sequence[Any], given: Sequence[torch.Argument]) -> str | None:
     """The function with its signature, if it cannot be called with these arguments of the operator."""
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # of a function written in C, which says nothing about its arguments
         return None
     try:

@@ -26,7 +26,8 @@ class Traits:
                 stored densely
     data_sizes  whether it computes tensors in between whose sizes depend on data
     exact_out   whether its out= form takes an `out` of the result's shape only
-    unchanged   a function of the arguments behind the first: whether torch returns the first argument itself
+    unchanged   of a rule that is a function of records: a function of the arguments behind the first, with their
+                defaults, that says whether torch returns the first argument itself
     """
 
     derivative: str = "general"
@@ -101,6 +102,6 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "unchanged": (callable, "a function of the arguments behind the first"),
 }
 # What every rule may state, whatever its category.
-OF_ANY_RULE = ("dims", "plain", "sparse_factors", "data_sizes", "exact_out", "unchanged")
+OF_ANY_RULE = ("dims", "plain", "sparse_factors", "data_sizes", "exact_out")
 # What a rule that is a function may state: most of it is read by fast paths.
-OF_A_FUNCTION = ("identity", "divided", "reason", *OF_ANY_RULE)
+OF_A_FUNCTION = ("identity", "divided", "reason", "unchanged", *OF_ANY_RULE)

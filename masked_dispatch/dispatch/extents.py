@@ -18,6 +18,7 @@ from masked_dispatch.update_policy import TO_PADDED, dropped
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.extents.factors import Extent, confined, conjunction, factors_of
 from op_registry.extents.follow import is_all_valid
+from op_registry.extents.masks import same_mask
 from op_registry.extents.regions import explicit
 from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
@@ -31,7 +32,7 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
     The functional form that computed `source` intersected it with the target's own; without one, that stays.
     """
     received, own = source._extent if isinstance(source, MaskedTensor) else None, target._extent
-    if received is own or not (received or own).factors:  # type: ignore[union-attr]
+    if _have_the_same(target, source) or not (received or own).factors:  # type: ignore[union-attr]
         return
     if isinstance(target, SparseMaskedTensor):
         target._extent = own if received is None else received
@@ -47,6 +48,19 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
         return
     assert isinstance(source, MaskedTensor)
     target._family.receive_extent(target, before, Dense(source._data, shared_validity(source), received))
+
+
+def _have_the_same(target: MaskedTensor, source: Tensor) -> bool:
+    """Whether two tensors have one extent, and the same mask where that is their extent: no look at their booleans."""
+    extent = target._extent
+    if not isinstance(source, MaskedTensor):
+        return extent is None
+    if source._extent is not extent or extent is None or not extent.is_mask:
+        return source._extent is extent
+    if isinstance(target, SparseMaskedTensor) and isinstance(source, SparseMaskedTensor):
+        return same_mask([target.record, source.record])
+    sparse = isinstance(target, SparseMaskedTensor) or isinstance(source, SparseMaskedTensor)
+    return not sparse and target._validity is source._validity
 
 
 def _same_in_graph(target: MaskedTensor, source: Tensor) -> None:
@@ -88,7 +102,7 @@ def say_what_is_not_there(op: OpOverload, target: MaskedTensor, source: Tensor) 
     A source that is valid everywhere is a value for all positions, and is silently left out where none is.
     """
     extent = target._extent
-    if extent is None or not isinstance(source, MaskedTensor) or source._extent is extent:
+    if extent is None or not isinstance(source, MaskedTensor) or _have_the_same(target, source):
         return
     written = record_below(source if source.shape == target.shape else source.detach().expand(target.shape))
     there = None if is_all_valid(written) else conjunction(factors_of(record_below(target)))

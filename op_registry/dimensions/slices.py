@@ -40,7 +40,8 @@ class Slices(Dimensions):
                       because it is slower than the rule
     own_memory        whether torch's kernel is wrong where a dimension has stride 0, so that it runs on a copy
 
-    Other tensors (the levels of a quantile) have dimensions of their own, in front of the results'.
+    Other tensors (the levels of a quantile) have dimensions of their own, in front of the results'; a rule that is
+    written with `over_slices` has none.
     """
 
     gives: Literal["one", "each", "front"] = "one"

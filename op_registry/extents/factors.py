@@ -171,6 +171,8 @@ class Extent:
 
     is_mask  whether what is valid is there and nothing else is: a batch that is padded and has no missing values.
              (Without factors: what is invalid has been reduced from samples of length 0.)
+
+    Tensors may share an extent that is their mask and have different masks: the same object says nothing of positions.
     """
 
     factors: tuple[Factor, ...]
@@ -321,7 +323,7 @@ def extent_of(factors: Sequence[Factor], is_mask: bool) -> Extent | None:
 
 @functools.lru_cache(maxsize=1024)
 def _of_mask(known: tuple[tuple[Along, ...], ...]) -> Extent:
-    """The extent whose boolean is the mask: one object for all tensors of which so much is known, as fast paths ask."""
+    """The extent whose boolean is the mask: one object, which fast paths ask for, for batches with different masks."""
     return Extent(tuple(map(Factor, known)), True)
 
 

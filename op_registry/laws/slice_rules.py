@@ -69,10 +69,10 @@ def over_slices(
     """Decorator: a function of slices becomes the rule, on dense storage and, among stored elements, on sparse ones.
 
     ``function(op, over, x, *parameters, **options)`` gets the overload; the slices (`Over`); the elements, a dense
-    record; the operator's other tensors, which broadcast with these; and its other arguments by name, except those
-    that state dimensions. It returns a tensor for each result, with a value for each element or for each slice. What is
-    valid, the law says: an element where it and its parameters are, one for a slice where the slice has a valid
-    element. Otherwise as `masked_slices`.
+    record; with LastDims, the operator's other tensors, which broadcast with these; and its other arguments by name,
+    except those that state dimensions. It returns a tensor for each result, with a value for each element or for each
+    slice. What is valid, the law says: an element where it and its parameters are, one for a slice where the slice has
+    a valid element. Otherwise as `masked_slices`.
     """
     registration = Registration.of_caller("over_slices")
     category = registration.category(category, categories())

@@ -112,7 +112,7 @@ def masked_rule(
         if takes_call:
             function = of_call(function)
         else:
-            registration.function(function, ops, takes_op)
+            registration.function(function, ops, takes_op, stated.unchanged)
         return register(Rule(ops, category, function, takes_op or takes_call, where=written_at(2), traits=stated))
 
     return decorate

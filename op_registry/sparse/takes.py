@@ -179,7 +179,7 @@ def raise_error_of_torch(c: Bound) -> None:
 
 def _each(value: Any) -> list[Any]:
     """The records in an argument: none, one, or those of a list."""
-    if type(value) in (Dense, Sparse, Permuted):
+    if isinstance(value, (Dense, Sparse, Permuted)):
         return [value]
     return [record for item in value for record in _each(item)] if isinstance(value, (list, tuple)) else []
 

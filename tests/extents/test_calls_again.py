@@ -53,3 +53,53 @@ def test_batches_of_which_the_same_is_known_share_it() -> None:
     assert one._extent is other._extent
     assert (one.exp().view(3, 5, 2, 2).flatten(2))._extent is one._extent
     assert one.to_packed()._extent is one._extent
+
+
+# --------------------------------------------------------------------------- one object, and other positions behind it
+
+
+def test_a_write_through_a_view_tells_the_base_of_other_positions() -> None:
+    base = batch(5, 5, 5)
+    base[:, 2:4].copy_(md.from_lengths(torch.ones(3, 2, 4, dtype=torch.float64), torch.tensor([1, 2, 2])))
+    assert base.extent is not None
+    assert base.extent[:, :, 0].tolist() == [[True, True, True, False, True], [True] * 5, [True] * 5]
+    closed = md.align(base, 1)
+    assert closed.extent is not None
+    assert closed.extent[0, :, 0].tolist() == [True, True, True, True, False]
+
+
+def test_a_write_through_a_view_with_other_positions_is_refused_in_a_graph() -> None:
+    def written(x: Tensor, y: Tensor) -> Tensor:
+        a, b = x.exp(), y.exp()
+        a[:, 2:4].add_(b[:, 2:4])
+        return a * 1
+
+    compiled = torch.compile(written, backend="aot_eager", fullgraph=True)
+    with pytest.raises((RuntimeError, md.MaskedSemanticsError), match="other positions"):
+        compiled(*(md.from_lengths(torch.randn(3, 5, 1), torch.tensor(n)) for n in ([5, 5, 5], [3, 5, 4])))
+
+
+WRITES: dict[str, Callable[[MaskedTensor, MaskedTensor], object]] = {
+    "copy_": lambda x, y: x.copy_(y),
+    "assignment": lambda x, y: x.__setitem__(slice(None), y),
+    "to a part": lambda x, y: x[:, 1:].copy_(y[:, 1:]),
+    "to a list": lambda x, y: torch._foreach_copy_([x], [y]),
+    "packed": lambda x, y: x.to_packed().copy_(y.to_packed()),
+    "results of one call": lambda x, y: x.mean(-1).copy_(y.mean(-1)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_what_is_written_where_the_target_has_no_position_is_named(
+    write: Callable[[MaskedTensor, MaskedTensor], object],
+) -> None:
+    with md.updates("refuse"), pytest.raises(md.MaskedSemanticsError, match="where it has no positions"):
+        write(batch(2, 5, 0), batch(5, 1, 3))
+
+
+def test_a_write_of_the_same_positions_is_silent() -> None:
+    x = batch(2, 5, 0)
+    with md.updates("refuse"):
+        x.copy_(x.exp())
+        x[:, 1:].mul_(2)
+        x.to_packed().copy_(x.to_packed())

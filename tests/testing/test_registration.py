@@ -5,6 +5,7 @@ Every word of op_registry.authoring that gives back a rule is asked, a new one t
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import re
@@ -42,6 +43,7 @@ for schema, body in (
     ("written(Tensor(a!) x) -> ()", lambda x: None),
     ("added(Tensor(a!) x, Tensor(b!) y) -> ()", lambda x, y: None),
     ("made(int n) -> Tensor", lambda n: torch.ones(n)),
+    ("scaled(Tensor x, Tensor? scale=None, int dim=-1) -> Tensor", lambda x, scale=None, dim=-1: x.sum(dim)),
     ("weighted(Tensor x, Tensor weight, int dim) -> Tensor", lambda x, weight, dim: (x * weight).sum(dim)),
 ):
     LIBRARY.define(schema)
@@ -264,6 +266,10 @@ def test_the_line_is_that_of_the_registration() -> None:
             "@masked_rule(torch.ops.registration.weighted, category=COMPOSITE)",
         ),
         (
+            lambda: masked_rule(OWN.rsum, category=REDUCTION, unchanged=lambda: True)(lambda x, d: x),
+            "<lambda>() cannot be called with what stands behind the first argument of torch.ops.registration.rsum: d",
+        ),
+        (
             lambda: elementwise(OWN.twice).lowering(Sparse)(on_call(sparse="y")(len_of_one)),
             "on_call names y, and the arguments of registration.twice.default are x",
         ),
@@ -285,6 +291,16 @@ def len_of_one(x: Any) -> int:
 
 
 # ------------------------------------------------------------------------------------------- following the advice works
+
+
+def test_an_optional_tensor_and_a_decorated_lowering_are_taken() -> None:
+    over_slices(OWN.scaled, category=REDUCTION, dims=Slices())(lambda op, over, x, scale=None: over.sum(x.filled(0)))
+    assert OWN.scaled(md.masked_tensor([1.0, 2.0], [True, False])).item() == 1.0
+
+    def with_overload(function: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.wraps(function)(lambda op, *args: function(*args))
+
+    elementwise(OWN.twice).lowering(Sparse)(with_overload(lambda x: x))
 
 
 def test_dimensions_of_another_name_are_mapped() -> None:
