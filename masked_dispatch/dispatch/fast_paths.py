@@ -82,10 +82,14 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 return general(keyset, x, *rest)
             return x.storing(call(values, *rest), validity, pattern)
         data = op(x._data, *rest, **kwargs) if kwargs else call(x._data, *rest)
-        validity = x._stored_validity if x._family is None else shared_validity(x)
+        if x._family is None:
+            validity, extent = x._stored_validity, x._stored_extent
+        else:
+            validity, extent = shared_validity(x), x._extent
         if keeps_zero and not rest and not kwargs and id(x._data) in known_tensors:
             hand_on(x._data, data, validity)
-        return with_extent(wrap(data, validity), x._extent)
+        result = wrap(data, validity)
+        return result if extent is None else with_extent(result, extent)
 
     return kernel
 
@@ -246,10 +250,12 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             return general(keyset, x, y) if result is None else result
         if type(x) is not MaskedTensor:
             return general(keyset, x, y)
-        extent = x._extent
+        if x._family is None:
+            validity, extent = x._stored_validity, x._stored_extent
+        else:
+            validity, extent = shared_validity(x), x._extent
         if type(y) is MaskedTensor and y._extent is not extent:
             return general(keyset, x, y)
-        validity = x._stored_validity if x._family is None else shared_validity(x)
         if _grad_enabled() and (
             x.requires_grad or (isinstance(y, Tensor) and y.requires_grad) or being_traced(x._data)
         ):
@@ -277,6 +283,7 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             remember_zero(data, validity)
         if validity is not None and validity.ndim != data.ndim:
             validity = checked_validity(Dense(data, validity))
-        return with_extent(wrap(data, validity), extent)
+        wrapped = wrap(data, validity)
+        return wrapped if extent is None else with_extent(wrapped, extent)
 
     return kernel
