@@ -140,7 +140,8 @@ def linear(rng: random.Random, axes: Axes) -> Line | None:
 def normalised(rng: random.Random, axes: Axes) -> Line | None:
     if len(axes) < 2 or not isinstance(axes[-1], int):
         return None
-    return Line(f"F.layer_norm({{0}}, ({axes[-1]},))", axes)
+    # (An element that equals the mean is 0 but for rounding errors, whose sign a later step might ask for.)
+    return Line(f"F.layer_norm({{0}}, ({axes[-1]},)) + 0.01", axes)
 
 
 def gram(rng: random.Random, axes: Axes) -> Line | None:
