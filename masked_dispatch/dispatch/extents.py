@@ -57,10 +57,7 @@ def _have_the_same(target: MaskedTensor, source: Tensor) -> bool:
         return extent is None
     if source._extent is not extent or extent is None or not extent.is_mask:
         return source._extent is extent
-    if isinstance(target, SparseMaskedTensor) and isinstance(source, SparseMaskedTensor):
-        return same_mask([target.record, source.record])
-    sparse = isinstance(target, SparseMaskedTensor) or isinstance(source, SparseMaskedTensor)
-    return not sparse and target._validity is source._validity
+    return same_mask([target._printed_record, source._printed_record])  # (records as they are stored)
 
 
 def _same_in_graph(target: MaskedTensor, source: Tensor) -> None:

@@ -159,10 +159,13 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 row = 0 if validity is not None else plain_rows(rows, x, data, rest)
                 if 0 < row < data.ndim:
                     extent, values = x._extent, call(data, *rest)
-                    if values.shape == data.shape and (extent is None or row <= extent.last_dims):
-                        return x.storing(values, None, pattern)
                     if extent is None or (values.ndim == data.ndim and row <= extent.last_dims):
-                        return wrap_sparse(Sparse(Dense(values), pattern, extent))
+                        same = values.shape == data.shape
+                        return (
+                            x.storing(values, None, pattern)
+                            if same
+                            else wrap_sparse(Sparse(Dense(values), pattern, extent))
+                        )
         return general(keyset, x, *rest, **kwargs)
 
     return kernel
