@@ -53,8 +53,7 @@ def outside_of_graphs(function: _Function) -> _Function:
     torch.compiler.disable does the same, but would load the compiler here.
     """
     disable: Any = torch._compile._disable_dynamo
-    outside: _Function = disable(function)
-    return outside
+    return disable(function)
 
 
 def constant_in_graphs(function: _Function) -> _Function:
@@ -226,8 +225,7 @@ def fused_multiply_add() -> OpOverload:
     """inductor's fma(a, b, c), a · b + c; importing inductor's primitives defines it."""
     import torch._inductor.inductor_prims
 
-    op: OpOverload = torch.ops.prims.fma.default
-    return op
+    return torch.ops.prims.fma.default
 
 
 WRITING_COPIES = ("method_add_", "method_addcdiv_", "method_addcmul_")

@@ -82,8 +82,7 @@ def waited_for(tensor: Tensor) -> Tensor:
     """Wait for a tensor that may be torch's wrapper of a pending result, and return it without the wrapper."""
     if getattr(tensor, "elem", None) is None:
         return tensor
-    waited: Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
-    return waited
+    return torch.ops._c10d_functional.wait_tensor(tensor)
 
 
 def placing_module() -> Any:
@@ -111,5 +110,4 @@ def is_refused_by_all_ranks(error: RuntimeError) -> bool:
 def constants_replicated() -> AbstractContextManager[None]:
     """Return a context in which DTensor treats plain tensors as replicated on all ranks."""
     experimental: Any = importlib.import_module("torch.distributed.tensor.experimental")
-    scope: AbstractContextManager[None] = experimental.implicit_replication()
-    return scope
+    return experimental.implicit_replication()

@@ -108,8 +108,7 @@ def current_node() -> Any:
 
 def leaf_accumulated_into() -> torch.Tensor | None:
     """The leaf whose `.grad` the autograd engine is accumulating into in the current node, if any."""
-    leaf: torch.Tensor | None = getattr(current_node(), "variable", None)
-    return leaf
+    return getattr(current_node(), "variable", None)
 
 
 def run_later_within(

@@ -188,8 +188,7 @@ class _Mask(NamedTuple):
                 f"a tangent or cotangent of shape {tuple(tangent.shape)} was given for a masked tensor of shape "
                 f"{sparsity.shape} stored as {sparsity.layout}; it has to have that shape, in any layout"
             )
-        values: Tensor = _ops.values_at(tangent, self.pieces, *sparsity[:4])
-        return values
+        return _ops.values_at(tangent, self.pieces, *sparsity[:4])
 
     @property
     def kind(self) -> _MaskKind:

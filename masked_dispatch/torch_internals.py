@@ -421,8 +421,7 @@ TORCHSCRIPT_CALLABLES: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.Scri
 
 def python_function_of(compiled: Any) -> Callable[..., Any] | None:
     """The Python function that TorchScript compiled; None for methods, and for functions loaded from a file."""
-    function: Callable[..., Any] | None = getattr(compiled, "_torchdynamo_inline", None)
-    return function
+    return getattr(compiled, "_torchdynamo_inline", None)
 
 
 def print_options() -> Any:
@@ -488,5 +487,4 @@ def overload_named(name: str) -> OpOverload:
     """The overload with a qualified name such as aten::add.Tensor."""
     packet, _, overload = name.partition(".")
     namespace, _, operator = packet.partition("::")
-    op: OpOverload = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
-    return op
+    return getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")

@@ -24,5 +24,4 @@ def accumulate(*tensors: Tensor) -> Tensor:
                 f"accumulate takes tensors; argument {position} is {tensor!r}, a {type(tensor).__name__}. "
                 "Unpack a list with accumulate(*tensors), and convert a number with torch.tensor(number)"
             )
-    total: Tensor = torch.ops.masked_dispatch.accumulate(tensors)
-    return total
+    return torch.ops.masked_dispatch.accumulate(tensors)

@@ -103,8 +103,7 @@ def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
 
     Raises TypeError if `other` is not masked, ValueError for shapes that do not broadcast.
     """
-    result: MaskedTensor = torch.ops.masked_dispatch.mask_like(tensor, other)
-    return result
+    return torch.ops.masked_dispatch.mask_like(tensor, other)
 
 
 def from_nan(data: Tensor) -> MaskedTensor:
@@ -174,8 +173,7 @@ def pad_sequence(
     padded = torch_pad_sequence([without_extent(s) for s in sequences], batch_first, padding_side=padding_side)
     if any(map(knows_padding, sequences)):
         there = torch_pad_sequence([extent_of(s) for s in sequences], batch_first, padding_side=padding_side)
-        found: MaskedTensor = torch.ops.masked_dispatch.padded(padded, there, None, 0 if batch_first else 1)
-        return found
+        return torch.ops.masked_dispatch.padded(padded, there, None, 0 if batch_first else 1)
     steps = [torch.ones(sequence.shape[0], dtype=torch.bool, device=sequence.device) for sequence in sequences]
     is_step = torch_pad_sequence(steps, batch_first, padding_side=padding_side)
     order, rest = "p" if padding_side == "right" else "c", padded.ndim - 2

@@ -119,15 +119,13 @@ def _apart(value: object) -> object:
 
 def _masked(data: Tensor, mask: Tensor) -> Tensor:
     check_dtype_in_graph(mask, torch.bool)  # torch's own guards of a program are about shapes alone
-    masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
-    return masked
+    return torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
 
 
 def _padded(masked: Tensor, extent: Tensor | None, known: str) -> Tensor:
     if extent is not None:
         check_dtype_in_graph(extent, torch.bool)
-    padded: Tensor = torch.ops.masked_dispatch.padded_as(masked, extent, known)
-    return padded
+    return torch.ops.masked_dispatch.padded_as(masked, extent, known)
 
 
 def _adapt(module: nn.Module, positional: list[_Argument], by_name: dict[str, _Argument]) -> nn.Module:

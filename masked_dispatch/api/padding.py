@@ -36,8 +36,7 @@ def padded(x: Tensor, extent: Tensor | None = None, *, dim: int | tuple[int, ...
     dims = None if dim is None else sorted({d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)})
     if dims is not None and 0 in dims:
         raise ValueError("padded: dimension 0 numbers samples; positions are numbered by others")
-    result: MaskedTensor = torch.ops.masked_dispatch.padded(x, extent, dims)
-    return result
+    return torch.ops.masked_dispatch.padded(x, extent, dims)
 
 
 def first(x: Tensor, dim: int = 1, k: int | None = None) -> MaskedTensor:
@@ -75,8 +74,7 @@ def align(x: Tensor, dim: int = 1) -> MaskedTensor:
     Batches that are padded at different sides can be combined then, and slices count each sample's own positions. `x`
     itself where samples are known to begin at 0; else a copy. Differentiable. Raises ValueError as :func:`first` does.
     """
-    result: MaskedTensor = torch.ops.masked_dispatch.align(x, _numbering_positions("align", x, dim))
-    return result
+    return torch.ops.masked_dispatch.align(x, _numbering_positions("align", x, dim))
 
 
 def positions(x: Tensor, dim: int = 1) -> MaskedTensor:
@@ -86,8 +84,7 @@ def positions(x: Tensor, dim: int = 1) -> MaskedTensor:
     where these say so. A table of positions goes with a batch that is padded in front as well:
     ``x + table[positions(x)]``. Raises ValueError as :func:`first` does.
     """
-    result: MaskedTensor = torch.ops.masked_dispatch.positions(x, _numbering_positions("positions", x, dim))
-    return result
+    return torch.ops.masked_dispatch.positions(x, _numbering_positions("positions", x, dim))
 
 
 def _numbering_positions(name: str, x: Tensor, dim: int) -> int:

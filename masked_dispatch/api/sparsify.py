@@ -46,10 +46,7 @@ def sparse_where(
         )
     layout = sparse_layout(x, layout)
     name = check_layout(x, layout, sparse_dim, blocksize)
-    result: MaskedTensor = converted(
-        "keep_where", x, condition, name, sparse_dim, blocksize, layout=name, block=blocksize
-    )
-    return result
+    return converted("keep_where", x, condition, name, sparse_dim, blocksize, layout=name, block=blocksize)
 
 
 def sparse_relu(
@@ -106,8 +103,7 @@ def sparse_topk(
     """
     layout = sparse_layout(x, layout)
     name = check_layout(x, layout, x.ndim, blocksize)
-    result: MaskedTensor = converted("keep_top", x, k, dim, largest, name, blocksize, layout=name, block=blocksize)
-    return result
+    return converted("keep_top", x, k, dim, largest, name, blocksize, layout=name, block=blocksize)
 
 
 def sparse_layout(x: Tensor, layout: torch.layout | Layout | None) -> torch.layout | Layout:

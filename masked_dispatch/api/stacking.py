@@ -77,5 +77,4 @@ def _padded(tensors: list[Tensor], dim: int) -> MaskedTensor:
     if dims == []:
         return as_masked_tensor(batch)
     extent = stacked([extent_of(tensor) for tensor in tensors])
-    found: MaskedTensor = torch.ops.masked_dispatch.padded(batch, extent, dims, samples)
-    return found
+    return torch.ops.masked_dispatch.padded(batch, extent, dims, samples)

@@ -345,8 +345,7 @@ def an_exception_of_an_operator_breaks_the_graph() -> None:
         operator: Any = getattr(torch.ops, NAMESPACE).refuse
 
         def region(x: Tensor) -> Tensor:
-            result: Tensor = operator(x * 2) * 3
-            return result
+            return operator(x * 2) * 3
 
         with assumed("with fullgraph=True such an exception reaches the caller"), raises(Refusing, "not in a graph"):
             torch.compile(region, backend="eager", fullgraph=True)(torch.ones(2))

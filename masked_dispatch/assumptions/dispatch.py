@@ -82,8 +82,7 @@ def composite_operator(carriers: type, met: list[Any]) -> Iterator[Any]:
         if isinstance(x, carriers):
             held: Tensor = x.held  # type: ignore[attr-defined]
             return held.cos()
-        result: Tensor = operator.default.redispatch(without_key(keyset), x)
-        return result
+        return operator.default.redispatch(without_key(keyset), x)
 
     with library() as made:
         made.define("composite(Tensor x) -> Tensor")
@@ -135,8 +134,7 @@ def a_kernel_may_hand_on_with_the_key_removed() -> None:
 
     def hand_on(keyset: DispatchKeySet, x: Tensor) -> Tensor:
         met.append(("kernel", type(x)))
-        result: Tensor = operator.redispatch(without_key(keyset), x)
-        return result
+        return operator.redispatch(without_key(keyset), x)
 
     with (
         assumed("a call redispatched with the received keyset, PreDispatch removed, goes to autograd"),

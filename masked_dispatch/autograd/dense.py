@@ -69,8 +69,7 @@ class Wrap(OwnFunction):
     @never_compiled
     def jvp(ctx: Context, tangent: Tensor, _: object) -> MaskedTensor:
         check_single_tangent(tangent)
-        result: MaskedTensor = Wrap.apply(fill_where_invalid(tangent, ctx.validity, 0), ctx.validity)
-        return result
+        return Wrap.apply(fill_where_invalid(tangent, ctx.validity, 0), ctx.validity)
 
 
 class Unwrap(OwnFunction):
@@ -128,8 +127,7 @@ def keep_validity(ctx: Context, validity: Tensor | None) -> None:
 def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
     """A gradient as a plain tensor, zero wherever it or `validity` is invalid."""
     if torch.compiler.is_dynamo_compiling():  # compiled autograd: one operator in the graph
-        filled: Tensor = torch.ops.masked_dispatch.plain_gradient(grad, validity)
-        return filled
+        return torch.ops.masked_dispatch.plain_gradient(grad, validity)
     if isinstance(grad, MaskedTensor):
         record = unwrap(grad._stored_densely())
         return zero_where_invalid(record.data, intersect(validity, record.validity))
@@ -139,8 +137,7 @@ def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
 def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
     """A gradient under the mask of the tensor it belongs to: invalid, not zero, where that is invalid."""
     if torch.compiler.is_dynamo_compiling():
-        masked: Tensor = torch.ops.masked_dispatch.masked_gradient(grad, validity)
-        return masked
+        return torch.ops.masked_dispatch.masked_gradient(grad, validity)
     if isinstance(grad, MaskedTensor):
         grad = grad._stored_densely()
         if grad._validity is validity:

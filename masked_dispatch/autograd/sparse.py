@@ -70,8 +70,7 @@ class SparseWrap(OwnFunction):
     @never_compiled
     def jvp(ctx: SparseContext, tangent: Tensor, *_: object) -> SparseMaskedTensor:
         filled = fill_where_invalid(tangent, ctx.validity, 0)
-        result: SparseMaskedTensor = SparseWrap.apply(filled, ctx.validity, ctx.pattern, ctx.order)
-        return result
+        return SparseWrap.apply(filled, ctx.validity, ctx.pattern, ctx.order)
 
 
 class SparseUnwrap(OwnFunction):

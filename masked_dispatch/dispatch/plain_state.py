@@ -63,7 +63,6 @@ def _masked_again(name: str) -> Callable[[Any], Tensor]:
 
     def read(self: Any) -> Tensor:
         data, mask = getattr(self, data_name), getattr(self, mask_name)
-        masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
-        return masked
+        return torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
 
     return read

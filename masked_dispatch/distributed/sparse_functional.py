@@ -62,8 +62,7 @@ def _at(gradient: Tensor, record: Sparse) -> SparseMaskedTensor:
 
 def _differentiable(tensor: SparseMaskedTensor, collective: Collective, back: Collective) -> Tensor:
     if tensor.requires_grad and torch.is_grad_enabled():
-        result: Tensor = Differentiable.apply(tensor, collective, back)
-        return result
+        return Differentiable.apply(tensor, collective, back)
     return collective(tensor)
 
 

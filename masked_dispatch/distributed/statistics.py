@@ -134,8 +134,7 @@ def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor) -> tuple[T
         )
     call = f"masked_dispatch.distributed.{name}"
     agree_that_all_are_alike(group, Description(call, tuple(described(t) for t in local)), local[0].device)
-    sums: Any = tuple(SumOverRanks.apply(t, group) for t in local)
-    return sums
+    return tuple(SumOverRanks.apply(t, group) for t in local)
 
 
 class SumOverRanks(OwnFunction):

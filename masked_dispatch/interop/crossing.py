@@ -120,8 +120,7 @@ def as_padded(data: Tensor, there: Tensor, along: str) -> MaskedTensor:
 
     An element of masked data is valid where it was and its position is there.
     """
-    padded: MaskedTensor = torch.ops.masked_dispatch.padded_along(data, there, along, code_version())
-    return padded
+    return torch.ops.masked_dispatch.padded_along(data, there, along, code_version())
 
 
 def knows_padding(value: object) -> bool:

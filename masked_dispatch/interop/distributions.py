@@ -71,8 +71,7 @@ def valid_with(matrices: Tensor | None, degrees: object) -> Tensor | None:
         return matrices
     mask = degrees.get_mask()[..., None, None]
     batch = torch.broadcast_shapes(matrices.shape, mask.shape)
-    masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(matrices.expand(batch), mask, code_version())
-    return masked
+    return torch.ops.masked_dispatch.as_masked_tensor(matrices.expand(batch), mask, code_version())
 
 
 def taking_whole(function: Callable[..., Any], slices: Mapping[str, Dims]) -> Callable[..., Any]:

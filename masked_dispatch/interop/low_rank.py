@@ -66,8 +66,7 @@ def plain(value: object) -> object:
 
 def as_masked(result: Tensor) -> Tensor:
     """Wrap a result as a fully valid masked tensor."""
-    masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(result, None, code_version())
-    return masked
+    return torch.ops.masked_dispatch.as_masked_tensor(result, None, code_version())
 
 
 def install() -> None:

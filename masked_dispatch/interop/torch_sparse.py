@@ -322,8 +322,7 @@ def to_torch_sparse(
     if data.dtype is not tensor.dtype:
         data = data.to(tensor.dtype)
     if data.requires_grad and torch.is_grad_enabled() and not under_transform():
-        result: Tensor = ToTorchSparse.apply(data, structure)
-        return result
+        return ToTorchSparse.apply(data, structure)
     return structure.build(data)
 
 

@@ -49,8 +49,7 @@ def _as_function(there: Any) -> Callable[..., Any]:
             return there.__get__(None, cls)(*args, **kwargs)
 
         return call
-    function: Callable[..., Any] = there.__func__ if isinstance(there, (classmethod, staticmethod)) else there
-    return function
+    return there.__func__ if isinstance(there, (classmethod, staticmethod)) else there
 
 
 def put(owner: Any, name: str, value: object) -> None:

@@ -358,8 +358,7 @@ def _part_at_indices(event: Event) -> Part:
 
     def counted(elements: Tensor) -> Tensor:
         add = getattr(into, event.name)
-        counted: Tensor = add(event.named["dim"], event.named["index"], elements.to(into.dtype))
-        return counted
+        return add(event.named["dim"], event.named["index"], elements.to(into.dtype))
 
     return Part(counted(torch.ones_like(source.valid)), counted(~source.valid) * valid_of(event.results[0]))
 

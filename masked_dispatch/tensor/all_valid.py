@@ -45,5 +45,4 @@ class ReadWhereAllValid(_Base):
         invalid = self.numel() - int(torch.ops.masked_dispatch.count(self, None, False))
         if invalid:
             raise InvalidValueError(invalid_elements_exported(self, method, invalid))
-        data: Tensor = torch.ops.masked_dispatch.get_data(self)
-        return data
+        return torch.ops.masked_dispatch.get_data(self)

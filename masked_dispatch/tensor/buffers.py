@@ -58,8 +58,7 @@ def alias_of(like: MaskedTensor, other: Tensor) -> Tensor:
     if (other.dtype, other.device) != (like.dtype, like.device):
         raise TypeError(alias_of_another_type(like, other))
     if not isinstance(other, MaskedTensor):
-        masked: Tensor = torch.ops.masked_dispatch.as_masked_tensor(other, None, CODE_VERSION + registry.version)
-        return masked
+        return torch.ops.masked_dispatch.as_masked_tensor(other, None, CODE_VERSION + registry.version)
     return other.view_as(other) if other.requires_grad and torch.is_grad_enabled() else other.detach()
 
 

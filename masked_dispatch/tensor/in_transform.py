@@ -26,8 +26,7 @@ class InTransform(MaskedTensor):
         return self._data, self._validity
 
     def detach(self) -> MaskedTensor:
-        result: MaskedTensor = torch.ops.masked_dispatch.detach(self)
-        return result
+        return torch.ops.masked_dispatch.detach(self)
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]

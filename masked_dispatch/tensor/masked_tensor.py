@@ -316,8 +316,7 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     @never_compiled
     def __deepcopy__(self, memo: dict[int, Any]) -> MaskedTensor:
         if id(self) in memo:
-            earlier_copy: MaskedTensor = memo[id(self)]
-            return earlier_copy
+            return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError(deep_copied_result(self))
         copied = memo[id(self)] = self._copied(memo)

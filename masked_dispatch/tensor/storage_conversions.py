@@ -45,8 +45,7 @@ class Conversions(_Base):
         name = check_layout(self, layout, sparse_dim, blocksize)
         if blocksize is not None and sparse_dim is None:
             sparse_dim = self.ndim  # whatever its present layout
-        result: MaskedTensor = converted("to_layout", self, name, sparse_dim, blocksize, layout=name, block=blocksize)
-        return result
+        return converted("to_layout", self, name, sparse_dim, blocksize, layout=name, block=blocksize)
 
     def to_sparse(  # type: ignore[override]
         self,

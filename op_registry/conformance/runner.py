@@ -204,8 +204,7 @@ def _reported(worker: _Worker) -> Report | None:
     """The finished report, a report of a crash or a timeout, or None while the worker is running."""
     try:
         if worker.connection.poll():
-            report: Report = worker.connection.recv()
-            return report
+            return worker.connection.recv()
     except (EOFError, OSError):
         worker.process.join()
         worker.deadline = float("-inf")

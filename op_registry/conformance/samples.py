@@ -137,8 +137,7 @@ class DatabaseOperator(Operator):
         """The entry's function; a torch.masked function is looked up at each call, so that a subject can replace it."""
         module, _, name = self.info.name.partition(".")
         if module != "masked":
-            function: Callable[..., Any] = self.info.op
-            return function
+            return self.info.op
 
         @functools.wraps(self.info.op)
         def named(*args: Any, **kwargs: Any) -> Any:
@@ -369,8 +368,7 @@ def _aten_operator_of(function: object) -> OpOverloadPacket:
     name = getattr(function, "__name__", "")
     in_cpp = isinstance(function, BUILTIN) and getattr(function, "__module__", None) != "builtins"
     if in_cpp and isinstance(getattr(torch.ops.aten, name, None), OpOverloadPacket):
-        packet: OpOverloadPacket = getattr(torch.ops.aten, name)
-        return packet
+        return getattr(torch.ops.aten, name)
     raise TypeError(f"check({function!r}): {no_operator(function)}, or the name of an entry of torch's database")
 
 

@@ -79,8 +79,7 @@ class Trial:
             return compute(self)
         if name not in self._computed:
             self._computed[name] = compute(self)
-        result: T = self._computed[name]
-        return result
+        return self._computed[name]
 
     @functools.cached_property
     def masks(self) -> list[Tensor | None]:

@@ -74,8 +74,7 @@ def _view_of(op: OpOverload) -> OpOverload:
     view = _VIEWS.get(name, re.sub("_(copy|scatter|backward)$", "", name))
     packet = getattr(torch.ops.aten, view)
     named = op._overloadname in packet.overloads() and view not in _OVERLOADS
-    found: OpOverload = getattr(packet, op._overloadname if named else _OVERLOADS.get(view, "default"))
-    return found
+    return getattr(packet, op._overloadname if named else _OVERLOADS.get(view, "default"))
 
 
 def _labels_by_strides(view: Tensor, labels: Sequence[Label]) -> tuple[Label, ...]:

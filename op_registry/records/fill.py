@@ -71,13 +71,11 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
     if not isinstance(value, Tensor) and _fills_bits(data, validity, value):
         zero_by = zero_selector(data, validity, value)
         if zero_by is not None:
-            selected: Tensor = aten.threshold_backward.default(data, zero_by, 0)
-            return selected
+            return aten.threshold_backward.default(data, zero_by, 0)
         if not (data.requires_grad and torch.is_grad_enabled()):
             return fill_bits(data, validity, value)
         if data.numel() >= _WORTH_IT:
-            filled: Tensor = Fill.apply(data, validity, value)
-            return filled
+            return Fill.apply(data, validity, value)
     return torch.where(as_bool(validity), data, value)
 
 

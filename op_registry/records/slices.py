@@ -174,8 +174,7 @@ class DenseSlices:
 
     def extremum(self, t: Tensor, reduction: Extremum) -> Tensor:
         """Differentiable as torch's."""
-        result: Tensor = getattr(torch, reduction)(t, self.dims, self.keepdim) if self.dims else t
-        return result
+        return getattr(torch, reduction)(t, self.dims, self.keepdim) if self.dims else t
 
     def count(self, x: Dense) -> Tensor:
         count = x.count(self.dims, self.keepdim)

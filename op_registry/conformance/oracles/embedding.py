@@ -53,8 +53,7 @@ def _padding_index(c: Call, rows: int) -> int:
     padding = c.get("padding_idx", -1)
     if padding is None:
         return -1
-    index: int = padding % rows if c.op._overloadname == "padding_idx" else padding
-    return index
+    return padding % rows if c.op._overloadname == "padding_idx" else padding
 
 
 def _entries(c: Call, weight: Expected, indices: Expected, factors: Expected | None) -> Expected:

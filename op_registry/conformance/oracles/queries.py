@@ -54,8 +54,7 @@ def histogram(c: Call) -> Tensor:
     x = c["self"]
     weights = c.get("weights")
     mask = x.mask if weights is None else x.mask & weights.mask
-    out: Tensor = c.plain(self=x.data[mask], weights=None if weights is None else weights.data[mask])
-    return out
+    return c.plain(self=x.data[mask], weights=None if weights is None else weights.data[mask])
 
 
 @oracle("equal")
@@ -139,7 +138,6 @@ def segment_reduce(c: Call) -> Any:
 
     def one(group: Group) -> Tensor:
         (values,) = group.values
-        result: Tensor = c.plain(data=values, lengths=torch.tensor([len(values)]), offsets=None)
-        return result
+        return c.plain(data=values, lengths=torch.tensor([len(values)]), offsets=None)
 
     return reduce_groups(groups([x], columns), one, c.plain().detach(), 1 if c["initial"] is None else 0)

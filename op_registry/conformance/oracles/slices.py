@@ -104,8 +104,7 @@ def quantile(c: Call) -> Any:
         raise NoOracle("quantile with an invalid q")
 
     def one(values: Tensor) -> Tensor:
-        result: Tensor = c.op._overloadpacket(values, wanted, interpolation=c["interpolation"])
-        return result
+        return c.op._overloadpacket(values, wanted, interpolation=c["interpolation"])
 
     return reduce_slices(c, one, dims=c.dims(x.ndim))
 
@@ -114,12 +113,11 @@ def quantile(c: Call) -> Any:
 def count_nonzero(c: Call) -> Tensor:
     """The number of valid elements other than zero, as a plain tensor."""
     x = c["self"]
-    counts: Tensor = (
+    return (
         aten.count_nonzero.dim_IntList(torch.where(x.mask, x.data, False), c.dims(x.ndim))
         if x.ndim
         else (x.mask & (x.data != 0)).to(torch.int64)
     )
-    return counts
 
 
 @oracle("trace")

@@ -43,8 +43,7 @@ def _of_slice(c: Call, group: Group) -> Tensor:
 def _of_nothing(c: Call, size: int) -> Tensor:
     """The function of a slice in which `mask=` selects nothing."""
     zeros, nothing = torch.zeros(size, dtype=c["input"].data.dtype), torch.zeros(size, dtype=torch.bool)
-    result: Tensor = c.plain(input=zeros, mask=nothing, dim=_first(c), keepdim=False)
-    return result
+    return c.plain(input=zeros, mask=nothing, dim=_first(c), keepdim=False)
 
 
 def _first(c: Call) -> int | list[int]:
