@@ -9,7 +9,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from unittest import mock
 
 import torch
@@ -18,6 +18,8 @@ from torch.utils import _pytree
 
 # The namespace of operators that checks define, each for as long as it runs and by a name of its own.
 NAMESPACE = "masked_dispatch_assumptions"
+
+Check: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Assumption:
 
     number: int
     title: str
-    run: Callable[[], None]
+    run: Check
     silent: bool
 
 
@@ -38,17 +40,26 @@ class Assumption:
 ASSUMPTIONS: list[Assumption] = []
 
 
-def assumption(number: int, silent: bool = False) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Decorator: register a check, whose name is what it is called in reports."""
+def assumption(number: int, what: str = "", *, silent: bool = False) -> Callable[[Check], Check]:
+    """Decorator: register a check, whose name is what it is called in reports.
 
-    def register(check: Callable[[], None]) -> Callable[[], None]:
+    what  what torch no longer does where the check raises; left out where blocks of the check say it, by `assumed`
+    """
+
+    def register(check: Check) -> Check:
         title = check.__name__.replace("_", " ")
         if any(title == other.title for other in ASSUMPTIONS):
             raise ValueError(f"there is a check called {title!r} already")
-        ASSUMPTIONS.append(Assumption(number, title, check, silent))
-        return check
+        run = assumed(what)(check) if what else check
+        ASSUMPTIONS.append(Assumption(number, title, run, silent))
+        return run
 
     return register
+
+
+def assumption_about_graphs(number: int, what: str = "") -> Callable[[Check], Check]:
+    """Decorator: register a check that compiles."""
+    return lambda check: assumption(number, what)(compiling()(check))
 
 
 def broken_among(checks: Iterable[Assumption]) -> list[str]:
@@ -71,7 +82,7 @@ def _problem_of(check: Assumption) -> Exception | None:
 
 @contextlib.contextmanager
 def assumed(what: str) -> Iterator[None]:
-    """Say which torch it is that no longer does `what`."""
+    """For a block, or decorating a check: say which torch it is that no longer does `what`."""
     try:
         yield
     except Exception as error:
@@ -117,7 +128,7 @@ def replaced(owner: object, name: str, value: object) -> contextlib.AbstractCont
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """For a block, or decorating a check, that compiles: the compiler remembers nothing before and nothing after."""
+    """For a check that compiles: the compiler remembers nothing before it and nothing after it."""
     torch.compiler.reset()
     try:
         yield

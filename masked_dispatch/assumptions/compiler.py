@@ -18,7 +18,7 @@ from masked_dispatch.assumptions.checks import (
     NAMESPACE,
     assumed,
     assumption,
-    compiling,
+    assumption_about_graphs,
     expect,
     expect_equal,
     raises,
@@ -60,8 +60,7 @@ def keeping(graphs: list[Any]) -> Callable[..., Any]:
     return backend
 
 
-@assumption(8)
-@compiling()
+@assumption_about_graphs(8, "a code object that is marked SKIP, and all that it calls, runs uncompiled")
 def code_may_be_kept_from_dynamo() -> None:
     graphs: list[Any] = []
 
@@ -73,13 +72,13 @@ def code_may_be_kept_from_dynamo() -> None:
     def middle(x: Tensor) -> Tensor:
         return inner(x)
 
-    with assumed("a code object that is marked SKIP, and all that it calls, runs uncompiled"):
-        expect_equal(torch.compile(middle, backend=keeping(graphs))(torch.zeros(2)).tolist(), [0, 0])
-        expect_equal([graph.code for graph in graphs if "sin" in graph.code], [])
+    expect_equal(torch.compile(middle, backend=keeping(graphs))(torch.zeros(2)).tolist(), [0, 0])
+    expect_equal([graph.code for graph in graphs if "sin" in graph.code], [])
 
 
-@assumption(9)
-@compiling()
+@assumption_about_graphs(
+    9, "__metadata_guard__ is asked about every input, with a copy of the context that was compiled for"
+)
 def guards_see_each_input_before_every_run() -> None:
     seen: list[tuple[Any, Any]] = []
 
@@ -122,14 +121,13 @@ def guards_see_each_input_before_every_run() -> None:
             result = func(*[a.held if isinstance(a, Guarded) else a for a in args], **(kwargs or {}))
             return Guarded.of(result)
 
-    with assumed("__metadata_guard__ is asked about every input, with a copy of the context that was compiled for"):
-        run = torch.compile(lambda x: x.sin(), backend="eager", fullgraph=True)
-        first, second = Guarded.of(torch.ones(2)), Guarded.of(torch.ones(2))
-        run(first)
-        expect((first.context, first.context) in seen, seen)  # before its first run, too
-        seen.clear()
-        run(second)
-        expect_equal(seen, [(first.context, second.context)])
+    run = torch.compile(lambda x: x.sin(), backend="eager", fullgraph=True)
+    first, second = Guarded.of(torch.ones(2)), Guarded.of(torch.ones(2))
+    run(first)
+    expect((first.context, first.context) in seen, seen)  # before its first run, too
+    seen.clear()
+    run(second)
+    expect_equal(seen, [(first.context, second.context)])
     # That AOTAutograd refuses such inputs where a graph writes to them:
     # test_a_view_and_its_base_as_inputs_of_a_region_that_writes_are_refused in test_compile_writes.py.
 
@@ -146,8 +144,7 @@ def hold_for_this_setting(context: Any) -> None:
     guard_on(setting_now, context)
 
 
-@assumption(20)
-@compiling()
+@assumption_about_graphs(20, "a function marked constant is called once, and comptime hands over what takes a guard")
 def a_graph_is_given_a_guard_while_it_is_compiled() -> None:
     graphs: list[Any] = []
 
@@ -157,54 +154,47 @@ def a_graph_is_given_a_guard_while_it_is_compiled() -> None:
 
     run = torch.compile(region, backend=keeping(graphs), fullgraph=True)
     found = []
-    with assumed("a function marked constant is called once, and comptime hands over what takes a guard"):
-        for value in (2, 3, 2, 3):
-            token = SETTING.set(value)
-            try:
-                found.append(run(torch.ones(1)).item())
-            finally:
-                SETTING.reset(token)
-        expect_equal((found, len(graphs)), ([2, 3, 2, 3], 2))
+    for value in (2, 3, 2, 3):
+        token = SETTING.set(value)
+        try:
+            found.append(run(torch.ones(1)).item())
+        finally:
+            SETTING.reset(token)
+    expect_equal((found, len(graphs)), ([2, 3, 2, 3], 2))
 
 
-@assumption(24)
-@compiling()
+@assumption_about_graphs(24, "a marked dimension is dynamic from the first compilation on")
 def dimensions_are_marked_as_dynamic() -> None:
     graphs: list[Any] = []
     run = torch.compile(torch.sin, backend=keeping(graphs), fullgraph=True)
-    with assumed("a marked dimension is dynamic from the first compilation on"):
-        for size in (5, 6, 7):
-            x = torch.ones(size, 2)
-            mark_dynamic(x, 0)
-            run(x)
-        expect_equal(len(graphs), 1)
+    for size in (5, 6, 7):
+        x = torch.ones(size, 2)
+        mark_dynamic(x, 0)
+        run(x)
+    expect_equal(len(graphs), 1)
 
 
-@assumption(25)
+@assumption(25, "what torch.compile returns holds what it was given")
 def what_was_compiled_is_found_again() -> None:
     module = torch.nn.Linear(1, 1)
-    with assumed("what torch.compile returns holds what it was given"):
-        expect(uncompiled(torch.compile(setting_now)) is setting_now)
-        expect(uncompiled(torch.compile(module)) is module)
-        expect(uncompiled(module) is module)
+    expect(uncompiled(torch.compile(setting_now)) is setting_now)
+    expect(uncompiled(torch.compile(module)) is module)
+    expect(uncompiled(module) is module)
 
 
-@assumption(27)
-@compiling()
+@assumption_about_graphs(27, "Dynamo's method for x.new_tensor takes the call's arguments, and None records the call")
 def dynamo_has_a_method_for_new_tensor_that_may_decline() -> None:
     from torch._dynamo.variables.tensor import TensorVariable
 
     owner: Any = TensorVariable
-    with assumed("Dynamo's method for x.new_tensor takes the call's arguments, and None records the call"):
-        expect_equal(list(inspect.signature(owner.method_new_tensor).parameters)[:2], ["self", "tx"])
-        x = masked_tensor(torch.ones(2), torch.tensor([True, False]))
-        run = torch.compile(lambda x: x.new_tensor([1.0, 2.0]), backend="eager", fullgraph=True)
-        expect(is_masked_tensor(run(x)))
-        expect(type(run(torch.ones(2))) is Tensor)
+    expect_equal(list(inspect.signature(owner.method_new_tensor).parameters)[:2], ["self", "tx"])
+    x = masked_tensor(torch.ones(2), torch.tensor([True, False]))
+    run = torch.compile(lambda x: x.new_tensor([1.0, 2.0]), backend="eager", fullgraph=True)
+    expect(is_masked_tensor(run(x)))
+    expect(type(run(torch.ones(2))) is Tensor)
 
 
-@assumption(27)
-@compiling()
+@assumption_about_graphs(27, "Dynamo's method for x[i] = value takes the index and the value")
 def dynamo_has_a_method_for_assignment_by_index() -> None:
     from torch._dynamo.variables.tensor import TensorVariable
 
@@ -216,17 +206,15 @@ def dynamo_has_a_method_for_assignment_by_index() -> None:
         return y
 
     owner: Any = TensorVariable
-    with assumed("Dynamo's method for x[i] = value takes the index and the value"):
-        method = getattr(owner, "method___setitem__", None) or owner.mp_ass_subscript_impl
-        expect_equal(list(inspect.signature(method).parameters), ["self", "tx", "key", "value"])
-        x: Any = masked_tensor(torch.ones(2), torch.tensor([True, False])).to_sparse()
-        expect_equal(torch.compile(write, backend=keeping(graphs), fullgraph=True)(x).sum().item(), 3)
-        recorded = [str(node.target) for graph in graphs for node in graph.graph.nodes]
-        expect("_written" in recorded, recorded)
+    method = getattr(owner, "method___setitem__", None) or owner.mp_ass_subscript_impl
+    expect_equal(list(inspect.signature(method).parameters), ["self", "tx", "key", "value"])
+    x: Any = masked_tensor(torch.ones(2), torch.tensor([True, False])).to_sparse()
+    expect_equal(torch.compile(write, backend=keeping(graphs), fullgraph=True)(x).sum().item(), 3)
+    recorded = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+    expect("_written" in recorded, recorded)
 
 
-@assumption(28)
-@compiling()
+@assumption_about_graphs(28)
 def sizes_in_between_are_pending_until_they_are_taken_off() -> None:
     pending: list[int] = []
 
@@ -262,8 +250,7 @@ def calls_compiled(function: Any, kept: Any) -> list[Any]:
     return [node.target for graph in graphs for node in graph.graph.nodes if node.op.startswith("call")]
 
 
-@assumption(31)
-@compiling()
+@assumption_about_graphs(31, "an exception raised while Dynamo traces makes it trace again")
 def tracing_begins_anew_when_a_function_is_to_be_kept_whole() -> None:
     @with_own_code
     def inner(x: Tensor) -> Tensor:
@@ -272,32 +259,28 @@ def tracing_begins_anew_when_a_function_is_to_be_kept_whole() -> None:
     def outer(x: Tensor) -> Tensor:
         return inner(x)
 
-    with assumed("an exception raised while Dynamo traces makes it trace again"):
-        expect_equal(calls_compiled(outer, kept=inner), [inner])
+    expect_equal(calls_compiled(outer, kept=inner), [inner])
 
 
-@assumption(31)
-@compiling()
+@assumption_about_graphs(31, "an exception raised while Dynamo traces makes it run the function uncompiled")
 def the_function_at_hand_runs_uncompiled_when_it_is_to_be_kept_whole() -> None:
     @with_own_code
     def outer(x: Tensor) -> Tensor:
         return x.sin()
 
-    with assumed("an exception raised while Dynamo traces makes it run the function uncompiled"):
-        expect_equal(calls_compiled(outer, kept=outer), [])
+    expect_equal(calls_compiled(outer, kept=outer), [])
 
 
-@assumption(34)
-@compiling()
+@assumption_about_graphs(
+    34, "what torch.compile returns runs by a function compile_wrapper of torch._dynamo.eval_frame"
+)
 def what_torch_compile_returns_is_on_the_stack() -> None:
-    with assumed("what torch.compile returns runs by a function compile_wrapper of torch._dynamo.eval_frame"):
-        expect(not under_compile())
-        with torch.compiler.set_stance("force_eager"):
-            expect(torch.compile(under_compile, backend="eager")())
+    expect(not under_compile())
+    with torch.compiler.set_stance("force_eager"):
+        expect(torch.compile(under_compile, backend="eager")())
 
 
-@assumption(37)
-@compiling()
+@assumption_about_graphs(37)
 def a_plain_tensor_with_a_wrapper_as_its_gradient_is_not_compiled() -> None:
     """Before torch 2.14. Once this is the oldest, steps of masked_dispatch.optim may be compiled."""
     from torch.testing._internal.two_tensor import TwoTensor
@@ -322,8 +305,7 @@ def a_plain_tensor_with_a_wrapper_as_its_gradient_is_not_compiled() -> None:
         expect(torch.equal(p.detach(), before - 0.1), p)
 
 
-@assumption(38)
-@compiling()
+@assumption_about_graphs(38)
 def an_exception_of_an_operator_breaks_the_graph() -> None:
     from torch._dynamo import utils
 

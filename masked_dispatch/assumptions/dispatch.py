@@ -93,14 +93,11 @@ def composite_operator(carriers: type, met: list[Any]) -> Iterator[Any]:
         yield operator
 
 
-@assumption(1, silent=True)
+@assumption(1, "a kernel at PreDispatch is called above functorch, autocast, autograd and decompositions", silent=True)
 def kernels_at_predispatch_come_before_everything_else() -> None:
     met: list[Any] = []
     carriers = carrier(met)
-    with (
-        assumed("a kernel at PreDispatch is called above functorch, autocast, autograd and decompositions"),
-        composite_operator(carriers, met) as composite,
-    ):
+    with composite_operator(carriers, met) as composite:
         x = carriers.of(torch.zeros(2), requires_grad=True)
         with torch.autocast("cpu", torch.bfloat16):
             expect_equal(composite(x).tolist(), [1, 1])
@@ -114,20 +111,17 @@ def kernels_at_predispatch_come_before_everything_else() -> None:
         expect_equal(met, [("kernel", carriers, None), ("kernel", carriers, 1), ("kernel", carriers, 1)])
 
 
-@assumption(2, silent=True)
+@assumption(2, "PreDispatch falls through for tensors that do not carry it", silent=True)
 def plain_tensors_fall_through() -> None:
     met: list[Any] = []
-    with (
-        assumed("PreDispatch falls through for tensors that do not carry it"),
-        composite_operator(carrier(met), met) as composite,
-    ):
+    with composite_operator(carrier(met), met) as composite:
         x = torch.ones(2, requires_grad=True)
         composite(x).sum().backward()
         torch.func.vmap(composite)(torch.ones(2, 2))
         expect_equal({entry[0] for entry in met}, {"decomposed"})
 
 
-@assumption(3)
+@assumption(3, "a call redispatched with the received keyset, PreDispatch removed, goes to autograd")
 def a_kernel_may_hand_on_with_the_key_removed() -> None:
     met: list[Any] = []
     carriers = carrier(met)
@@ -136,10 +130,7 @@ def a_kernel_may_hand_on_with_the_key_removed() -> None:
         met.append(("kernel", type(x)))
         return operator.redispatch(without_key(keyset), x)
 
-    with (
-        assumed("a call redispatched with the received keyset, PreDispatch removed, goes to autograd"),
-        library() as made,
-    ):
+    with library() as made:
         made.define("handed_on(Tensor x) -> Tensor")
         made.impl("handed_on", lambda x: x * 2, "CompositeExplicitAutograd")
         torch.library.register_autograd(f"{NAMESPACE}::handed_on", lambda ctx, g: g * 2, lib=made)
@@ -152,18 +143,17 @@ def a_kernel_may_hand_on_with_the_key_removed() -> None:
         expect(isinstance(y, carriers), type(y))
 
 
-@assumption(4, silent=True)
+@assumption(4, "a hook on an autograd node replaces what it hands on", silent=True)
 def hooks_on_nodes_replace_gradients() -> None:
-    with assumed("a hook on an autograd node replaces what it hands on"):
-        x = torch.ones(3, requires_grad=True)
-        y: Any = x.view(3)
-        y.grad_fn.register_hook(lambda gradients, _: tuple(g * 10 for g in gradients))
-        y.sum().backward()
-        gradient: Any = x.grad
-        expect_equal(gradient.tolist(), [10.0] * 3)
+    x = torch.ones(3, requires_grad=True)
+    y: Any = x.view(3)
+    y.grad_fn.register_hook(lambda gradients, _: tuple(g * 10 for g in gradients))
+    y.sum().backward()
+    gradient: Any = x.grad
+    expect_equal(gradient.tolist(), [10.0] * 3)
 
 
-@assumption(5)
+@assumption(5, "ADInplaceOrView, let in again in __torch_dispatch__, makes views and bumps versions")
 def views_and_versions_are_tracked_again_below_autograd() -> None:
     found: list[tuple[bool, int]] = []
 
@@ -181,9 +171,8 @@ def views_and_versions_are_tracked_again_below_autograd() -> None:
                 look()
             return torch.ones(3)
 
-    with assumed("ADInplaceOrView, let in again in __torch_dispatch__, makes views and bumps versions"):
-        Tensor._make_wrapper_subclass(Looking, (3,)).exp()
-        expect_equal(found, [(False, 0), (True, 1)])
+    Tensor._make_wrapper_subclass(Looking, (3,)).exp()
+    expect_equal(found, [(False, 0), (True, 1)])
 
 
 @assumption(6)
@@ -246,41 +235,38 @@ def subclasses_are_made_by_way_of_detach() -> None:
         expect_equal(types, (Subclass, Subclass))
 
 
-@assumption(10)
+@assumption(10, "_functionalize_unsafe_set gives a wrapper the storage of another")
 def aliasing_is_noticed_by_storage() -> None:
-    with assumed("_functionalize_unsafe_set gives a wrapper the storage of another"):
-        wrap = carrier([]).of
-        a, b = wrap(torch.ones(2)), wrap(torch.ones(2))
-        expect(a.untyped_storage()._cdata != b.untyped_storage()._cdata)
-        torch._functionalize_unsafe_set(b, a)
-        expect_equal(a.untyped_storage()._cdata, b.untyped_storage()._cdata)
+    wrap = carrier([]).of
+    a, b = wrap(torch.ones(2)), wrap(torch.ones(2))
+    expect(a.untyped_storage()._cdata != b.untyped_storage()._cdata)
+    torch._functionalize_unsafe_set(b, a)
+    expect_equal(a.untyped_storage()._cdata, b.untyped_storage()._cdata)
 
 
-@assumption(12)
+@assumption(12, "higher-order operators keep kernels by key, and compute theirs from non_fallthrough_keys")
 def higher_order_operators_take_a_kernel_at_predispatch() -> None:
-    with assumed("higher-order operators keep kernels by key, and compute theirs from non_fallthrough_keys"):
-        x = carrier([]).of(torch.ones(2))
-        serve_higher_order_operators()  # those that have come since the import too
-        compute: Any = torch._ops._compute_keyset
-        for operator in torch._ops._higher_order_ops.values():
-            expect(isinstance(operator.py_kernels, dict), operator)
-            expect(DispatchKey.PreDispatch in operator.py_kernels, operator)
-            keys = compute((x,), {}, operator.non_fallthrough_keys)
-            expect_equal(keys.highestPriorityTypeId(), DispatchKey.PreDispatch)
-            keys = compute((x,), {}, operator.non_fallthrough_keys.remove(DispatchKey.PreDispatch))
-            expect(keys.highestPriorityTypeId() != DispatchKey.PreDispatch, operator)
+    x = carrier([]).of(torch.ones(2))
+    serve_higher_order_operators()  # those that have come since the import too
+    compute: Any = torch._ops._compute_keyset
+    for operator in torch._ops._higher_order_ops.values():
+        expect(isinstance(operator.py_kernels, dict), operator)
+        expect(DispatchKey.PreDispatch in operator.py_kernels, operator)
+        keys = compute((x,), {}, operator.non_fallthrough_keys)
+        expect_equal(keys.highestPriorityTypeId(), DispatchKey.PreDispatch)
+        keys = compute((x,), {}, operator.non_fallthrough_keys.remove(DispatchKey.PreDispatch))
+        expect(keys.highestPriorityTypeId() != DispatchKey.PreDispatch, operator)
 
 
-@assumption(14)
+@assumption(14, "a wrapper's storage raises once _set_throw_on_mutable_data_ptr has been called")
 def a_storage_can_be_told_to_raise() -> None:
-    with assumed("a wrapper's storage raises once _set_throw_on_mutable_data_ptr has been called"):
-        x = carrier([]).of(torch.ones(2))
-        torch._C._set_throw_on_mutable_data_ptr(x)
-        with raises(RuntimeError):
-            Tensor.data_ptr(x)
+    x = carrier([]).of(torch.ones(2))
+    torch._C._set_throw_on_mutable_data_ptr(x)
+    with raises(RuntimeError):
+        Tensor.data_ptr(x)
 
 
-@assumption(18)
+@assumption(18, "default_collate looks up how to collate by type, a subclass of Tensor under Tensor")
 def collation_is_looked_up_by_type() -> None:
     class Derived(Tensor):
         pass
@@ -290,10 +276,7 @@ def collation_is_looked_up_by_type() -> None:
     def collate(batch: Any, *, collate_fn_map: Any) -> None:
         asked.append(type(batch[0]))
 
-    with (
-        mock.patch.dict(default_collate_fn_map, {Tensor: collate}),
-        assumed("default_collate looks up how to collate by type, a subclass of Tensor under Tensor"),
-    ):
+    with mock.patch.dict(default_collate_fn_map, {Tensor: collate}):
         default_collate([torch.ones(1).as_subclass(Derived)])
         default_collate([torch.ones(1)])
         expect_equal(asked, [Derived, Tensor])
@@ -320,36 +303,31 @@ def printing_has_options_a_formatter_and_line_breaks() -> None:
         expect(inside is Tensor, inside)
 
 
-@assumption(22)
+@assumption(22, "forward_ad._current_level is negative outside of forward mode")
 def forward_mode_has_a_level() -> None:
-    with assumed("forward_ad._current_level is negative outside of forward mode"):
-        expect(not in_forward_mode())
-        with torch.autograd.forward_ad.dual_level():
-            expect(in_forward_mode())
-        expect(not in_forward_mode())
+    expect(not in_forward_mode())
+    with torch.autograd.forward_ad.dual_level():
+        expect(in_forward_mode())
+    expect(not in_forward_mode())
 
 
-@assumption(26)
+@assumption(26, "assert_close compares tensors with TensorLikePair, by its method compare")
 def assert_close_compares_tensors_with_one_class() -> None:
     pair: Any = _comparison.TensorLikePair
-    with assumed("assert_close compares tensors with TensorLikePair, by its method compare"):
-        source = inspect.getsource(_comparison.assert_close)
-        expect(re.search(r"pair_types=\([^)]*\bTensorLikePair\b", source))
-        expect_equal(inspect.unwrap(pair.compare).__module__, _comparison.__name__)
-        expect(callable(pair.compare))
-        expect(callable(pair._fail))
+    source = inspect.getsource(_comparison.assert_close)
+    expect(re.search(r"pair_types=\([^)]*\bTensorLikePair\b", source))
+    expect_equal(inspect.unwrap(pair.compare).__module__, _comparison.__name__)
+    expect(callable(pair.compare))
+    expect(callable(pair._fail))
 
 
 def doubled(x: Tensor) -> Tensor:
     return x * 2
 
 
-@assumption(30)
+@assumption(30, "torch.jit makes ScriptFunctions, which know what they were compiled from, and ScriptMethods")
 def torchscript_is_called_by_two_types() -> None:
-    with (
-        warnings.catch_warnings(),
-        assumed("torch.jit makes ScriptFunctions, which know what they were compiled from, and ScriptMethods"),
-    ):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)  # which it is since torch 2.14
         scripted: Any = torch.jit.script(doubled)
@@ -402,32 +380,32 @@ def what_traces_replace() -> None:
         expect_equal(found, [{"forward": True}])
 
 
-@assumption(43)
+@assumption(43, "_AutoDispatchBelowAutograd lets a leaf that requires grad be written to")
 def below_autograd_a_leaf_may_be_written_to() -> None:
     class Again(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
 
-    with assumed("_AutoDispatchBelowAutograd lets a leaf that requires grad be written to"):
-        for mode in (contextlib.nullcontext(), Again()):
-            leaf = torch.ones(2, requires_grad=True)
-            with raises(RuntimeError, match="a leaf Variable that requires grad"):
-                leaf.copy_(torch.zeros(2))
-            with mode, torch._C._AutoDispatchBelowAutograd():
-                leaf.copy_(torch.zeros(2))
-            expect((leaf.is_leaf, leaf.requires_grad) == (True, True), leaf)
-            expect_equal(leaf._version, 1)
-            expect_equal(leaf.tolist(), [0, 0])
+    for mode in (contextlib.nullcontext(), Again()):
+        leaf = torch.ones(2, requires_grad=True)
+        with raises(RuntimeError, match="a leaf Variable that requires grad"):
+            leaf.copy_(torch.zeros(2))
+        with mode, torch._C._AutoDispatchBelowAutograd():
+            leaf.copy_(torch.zeros(2))
+        expect((leaf.is_leaf, leaf.requires_grad) == (True, True), leaf)
+        expect_equal(leaf._version, 1)
+        expect_equal(leaf.tolist(), [0, 0])
 
 
-@assumption(45, silent=True)
+@assumption(
+    45, "x[i] = v writes a tensor v with index_put_, copy_ or fill_, as the nodes of autograd show", silent=True
+)
 def a_tensor_without_dimensions_is_written_by_assignments() -> None:
     written: list[str] = []
     at_column = torch.tensor([1])
-    with assumed("x[i] = v writes a tensor v with index_put_, copy_ or fill_, as the nodes of autograd show"):
-        for index in (torch.tensor([True, False]), torch.tensor([0]), (slice(None), at_column), (at_column, 1), 0):
-            x = torch.ones(2, 2, requires_grad=True).clone()
-            x[index] = torch.tensor(0.0)
-            node = x.grad_fn
-            written.append(type(node).__name__ if node is not None else "")
-        expect(set(written) <= {"IndexPutBackward0", "CopySlices"}, written)
+    for index in (torch.tensor([True, False]), torch.tensor([0]), (slice(None), at_column), (at_column, 1), 0):
+        x = torch.ones(2, 2, requires_grad=True).clone()
+        x[index] = torch.tensor(0.0)
+        node = x.grad_fn
+        written.append(type(node).__name__ if node is not None else "")
+    expect(set(written) <= {"IndexPutBackward0", "CopySlices"}, written)

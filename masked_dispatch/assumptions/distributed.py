@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from masked_dispatch.assumptions.checks import assumed, assumption, expect, expect_equal, raises, replaced
+from masked_dispatch.assumptions.checks import Check, assumed, assumption, expect, expect_equal, raises, replaced
 from masked_dispatch.distributed.kernels import SERVED
 from masked_dispatch.distributed_internals import (
     boxed_work,
@@ -34,10 +34,10 @@ from masked_dispatch.distributed_internals import (
 FUNCTIONAL = "torch.distributed._functional_collectives"
 
 
-def assumption_about_groups(number: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def assumption_about_groups(number: int, what: str = "") -> Callable[[Check], Check]:
     """Decorator: register a check where this torch has what it starts."""
     available = distributed.is_available() and distributed.is_gloo_available()
-    return assumption(number) if available else lambda check: check
+    return assumption(number, what) if available else lambda check: check
 
 
 @contextlib.contextmanager
@@ -94,14 +94,13 @@ def collectives_get_script_objects() -> None:
         gc.collect()
 
 
-@assumption_about_groups(46)
+@assumption_about_groups(46, "torch.distributed's functions call operators of torch.ops.c10d by these names")
 def collectives_are_operators() -> None:
-    with assumed("torch.distributed's functions call operators of torch.ops.c10d by these names"):
-        missing = {name for name in SERVED if collective_named(name) is None}
-        expect_equal(missing, set() if hasattr(distributed, "gather_single") else {"gather_into_tensor_"})
+    missing = {name for name in SERVED if collective_named(name) is None}
+    expect_equal(missing, set() if hasattr(distributed, "gather_single") else {"gather_into_tensor_"})
 
 
-@assumption_about_groups(39)
+@assumption_about_groups(39, "DistributedDataParallel keeps the module whose forward is running in _active_ddp_module")
 def data_parallel_says_that_its_forward_is_running() -> None:
     seen: list[bool] = []
 
@@ -110,7 +109,7 @@ def data_parallel_says_that_its_forward_is_running() -> None:
             seen.append(inside_data_parallel())
             return super().forward(x)
 
-    with one_rank(), assumed("DistributedDataParallel keeps the module whose forward is running in _active_ddp_module"):
+    with one_rank():
         parallel = torch.nn.parallel.DistributedDataParallel(Asking(2, 2))
         parallel(torch.ones(2))
         expect_equal(seen, [True])

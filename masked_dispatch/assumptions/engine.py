@@ -22,7 +22,7 @@ def in_the_engine() -> bool:
     return caller.f_code is torch.autograd.graph._engine_run_backward.__code__
 
 
-@assumption(16)
+@assumption(16, "the engine calls add itself, in _engine_run_backward's frame, and hooks in their own")
 def the_engine_adds_by_itself() -> None:
     # Its thread for a device, in which no frame is below that: tests_on_reference_device.py.
     frames: list[tuple[Any, bool]] = []
@@ -33,21 +33,20 @@ def the_engine_adds_by_itself() -> None:
 
     wrap = wrapper_class(told).of
     add = torch.ops.aten.add.Tensor
-    with assumed("the engine calls add itself, in _engine_run_backward's frame, and hooks in their own"):
-        for create_graph in (False, True):
-            x = wrap(torch.ones(2), True)
-            y = x * 2
-            torch.autograd.grad((y.exp() + y.sin()).sum(), x, create_graph=create_graph)
-            expect_equal(frames, [(add, True)])
-            frames.clear()
-        y = wrap(torch.ones(2), True) * 2
-        y.register_hook(lambda gradient: gradient + gradient)
-        y.sum().backward()
-        expect_equal(frames, [(add, False)])
-        expect_equal(torch._C._current_graph_task_id(), -1)
+    for create_graph in (False, True):
+        x = wrap(torch.ones(2), True)
+        y = x * 2
+        torch.autograd.grad((y.exp() + y.sin()).sum(), x, create_graph=create_graph)
+        expect_equal(frames, [(add, True)])
+        frames.clear()
+    y = wrap(torch.ones(2), True) * 2
+    y.register_hook(lambda gradient: gradient + gradient)
+    y.sum().backward()
+    expect_equal(frames, [(add, False)])
+    expect_equal(torch._C._current_graph_task_id(), -1)
 
 
-@assumption(17)
+@assumption(17, "the engine writes into .grad by add_, in a node that has the leaf as its variable")
 def the_node_that_keeps_a_gradient_knows_its_leaf() -> None:
     leaf = torch.ones(2, requires_grad=True)
     seen: list[tuple[bool, bool]] = []
@@ -57,36 +56,33 @@ def the_node_that_keeps_a_gradient_knows_its_leaf() -> None:
             node: Any = torch._C._current_autograd_node()
             seen.append((in_the_engine(), node.variable is leaf))
 
-    with assumed("the engine writes into .grad by add_, in a node that has the leaf as its variable"):
-        leaf.grad = wrapper_class(told).of(torch.zeros(2))
-        (leaf * 2).sum().backward()
-        expect_equal(seen, [(True, True)])
-        expect(getattr(torch._C._current_autograd_node(), "variable", None) is None)
+    leaf.grad = wrapper_class(told).of(torch.zeros(2))
+    (leaf * 2).sum().backward()
+    expect_equal(seen, [(True, True)])
+    expect(getattr(torch._C._current_autograd_node(), "variable", None) is None)
 
 
-@assumption(16, silent=True)
+@assumption(16, "the engine adds gradients with add, and calls Python from _engine_run_backward alone", silent=True)
 def what_the_engine_calls_has_its_function_below() -> None:
     seen: list[tuple[Any, str]] = []
     x = torch.ones(2, requires_grad=True)
     y = x * 2
     y.register_hook(lambda g: seen.append((sys._getframe(1).f_code, type(g.grad_fn).__name__)))
-    with assumed("the engine adds gradients with add, and calls Python from _engine_run_backward alone"):
-        torch.autograd.grad((y.exp() + y.sin()).sum(), x, create_graph=True)
-        expect_equal(seen, [(torch.autograd.graph._engine_run_backward.__code__, "AddBackward0")])
+    torch.autograd.grad((y.exp() + y.sin()).sum(), x, create_graph=True)
+    expect_equal(seen, [(torch.autograd.graph._engine_run_backward.__code__, "AddBackward0")])
 
 
-@assumption(17, silent=True)
+@assumption(17, "the engine writes into .grad, in a node that has the leaf as its variable", silent=True)
 def a_gradient_is_accumulated_in_place() -> None:
     leaf = torch.ones(2, requires_grad=True)
     kept = leaf.grad = torch.ones(2)
     node: Any = torch.autograd.graph.get_gradient_edge(leaf).node
-    with assumed("the engine writes into .grad, in a node that has the leaf as its variable"):
-        leaf.sum().backward()
-        expect((leaf.grad is kept, kept._version, kept.tolist()) == (True, 1, [2, 2]), leaf.grad)
-        expect(node.variable is leaf)
+    leaf.sum().backward()
+    expect((leaf.grad is kept, kept._version, kept.tolist()) == (True, 1, [2, 2]), leaf.grad)
+    expect(node.variable is leaf)
 
 
-@assumption(19)
+@assumption(19, "the node that is evaluated can be asked for, and keeps what its metadata was given")
 def a_node_keeps_notes_for_when_it_is_evaluated() -> None:
     noted: list[Any] = []
 
@@ -95,12 +91,11 @@ def a_node_keeps_notes_for_when_it_is_evaluated() -> None:
             node: Any = torch._C._current_autograd_node()
             noted.append(node.metadata.get("note"))
 
-    with assumed("the node that is evaluated can be asked for, and keeps what its metadata was given"):
-        leaf = torch.ones(2, requires_grad=True)
-        negative: Any = -leaf
-        negative.grad_fn.metadata["note"] = "recorded here"
-        torch.autograd.grad(negative, leaf, wrapper_class(told).of(torch.ones(2)))
-        expect_equal(noted, ["recorded here"])
+    leaf = torch.ones(2, requires_grad=True)
+    negative: Any = -leaf
+    negative.grad_fn.metadata["note"] = "recorded here"
+    torch.autograd.grad(negative, leaf, wrapper_class(told).of(torch.ones(2)))
+    expect_equal(noted, ["recorded here"])
 
 
 @assumption(29)
@@ -147,16 +142,17 @@ def noting(cls: Any, instances: list[Any]) -> Callable[..., Any]:
     return make
 
 
-@assumption(35)
+@assumption(35, "results of the older vmap pass _unwrap_batched, and their batch dimension is in front")
 def the_older_vmap_takes_the_batch_dimension_off_in_one_function() -> None:
     x: Any = masked_tensor(torch.ones(2), torch.tensor([True, False]), requires_grad=True)
-    with assumed("results of the older vmap pass _unwrap_batched, and their batch dimension is in front"):
-        (batch,) = torch.autograd.grad((x * 3).to_tensor(0.0), x, torch.eye(2), is_grads_batched=True)
-        expect_equal(batch.to_tensor(0.0).tolist(), [[3.0, 0.0], [0.0, 0.0]])
-        expect_equal(batch.get_mask().tolist(), [[True, False]] * 2)
+    (batch,) = torch.autograd.grad((x * 3).to_tensor(0.0), x, torch.eye(2), is_grads_batched=True)
+    expect_equal(batch.to_tensor(0.0).tolist(), [[3.0, 0.0], [0.0, 0.0]])
+    expect_equal(batch.get_mask().tolist(), [[True, False]] * 2)
 
 
-@assumption(47, silent=True)
+@assumption(
+    47, "apply is a class method of Function, and a node's class says whose backward the engine calls", silent=True
+)
 def a_node_may_become_one_of_a_derived_class() -> None:
     class Doubled(torch.autograd.Function):
         @staticmethod
@@ -168,10 +164,9 @@ def a_node_may_become_one_of_a_derived_class() -> None:
         def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
             return grad * 3
 
-    with assumed("apply is a class method of Function, and a node's class says whose backward the engine calls"):
-        expect(isinstance(torch.autograd.Function.__dict__["apply"], classmethod))
-        x = torch.ones(2, requires_grad=True)
-        y: Any = Doubled.apply(x)
-        expect(become_node_of(y.grad_fn, Doubled, Derived), y.grad_fn)
-        y.sum().backward()
-        expect(x.grad is not None and x.grad.tolist() == [3, 3], x.grad)
+    expect(isinstance(torch.autograd.Function.__dict__["apply"], classmethod))
+    x = torch.ones(2, requires_grad=True)
+    y: Any = Doubled.apply(x)
+    expect(become_node_of(y.grad_fn, Doubled, Derived), y.grad_fn)
+    y.sum().backward()
+    expect(x.grad is not None and x.grad.tolist() == [3, 3], x.grad)

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from masked_dispatch.assumptions.checks import assumed, assumption, compiling, expect, expect_equal, replaced
+from masked_dispatch.assumptions.checks import (
+    assumed,
+    assumption,
+    assumption_about_graphs,
+    expect,
+    expect_equal,
+    replaced,
+)
 from masked_dispatch.compiler_internals import (
     WRITING_COPIES,
     before_export_unwraps,
@@ -26,19 +33,18 @@ from masked_dispatch.compiler_internals import (
 from masked_dispatch.torch_internals import as_value
 
 
-@assumption(11)
+@assumption(11, "AOTDispatchAutograd.process_runtime_tangent(x, meta, …) coerces runtime tangents")
 def runtime_tangents_go_through_one_function() -> None:
     from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
     from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
 
     owner: Any = AOTDispatchAutograd
-    with assumed("AOTDispatchAutograd.process_runtime_tangent(x, meta, …) coerces runtime tangents"):
-        expect_equal(list(inspect.signature(owner.process_runtime_tangent).parameters)[:2], ["x", "meta"])
-        fields = list(SubclassCreationMeta.__dataclass_fields__)
-        expect("original_subclass_type" in fields, fields)
+    expect_equal(list(inspect.signature(owner.process_runtime_tangent).parameters)[:2], ["x", "meta"])
+    fields = list(SubclassCreationMeta.__dataclass_fields__)
+    expect("original_subclass_type" in fields, fields)
 
 
-@assumption(13)
+@assumption(13, "make_fx is the PROXY mode, and has a slot for each tensor that it follows")
 def make_fx_knows_which_tensors_it_follows() -> None:
     from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx
 
@@ -51,13 +57,12 @@ def make_fx_knows_which_tensors_it_follows() -> None:
         expect(get_proxy_slot(constant, mode.tracer, None) is None)
         return x * constant
 
-    with assumed("make_fx is the PROXY mode, and has a slot for each tensor that it follows"):
-        make_fx(function)(torch.ones(2))
-        expect(torch._C._get_dispatch_mode(proxy_mode) is None)
-        expect_equal(torch._C._len_torch_dispatch_stack(), 0)
+    make_fx(function)(torch.ones(2))
+    expect(torch._C._get_dispatch_mode(proxy_mode) is None)
+    expect_equal(torch._C._len_torch_dispatch_stack(), 0)
 
 
-@assumption(15)
+@assumption(15, "a FunctionalTensor's value stays when it is written to, and AOTAutograd runs before it records")
 def a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
     from functorch.compile import aot_function, nop  # type: ignore[import-untyped]
 
@@ -75,12 +80,11 @@ def a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
         graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
         return graph
 
-    with assumed("a FunctionalTensor's value stays when it is written to, and AOTAutograd runs before it records"):
-        before, after = aot_function(function, fw_compiler=keep, bw_compiler=nop)(torch.ones(2))
-        expect_equal((before.tolist(), after.tolist()), ([2, 2], [4, 4]))
-        expect_equal(graphs, [[torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor]])
-        expect_equal(calls[:2], ["FunctionalTensor"] * 2)
-        expect(as_value(before).data_ptr() != before.data_ptr())
+    before, after = aot_function(function, fw_compiler=keep, bw_compiler=nop)(torch.ones(2))
+    expect_equal((before.tolist(), after.tolist()), ([2, 2], [4, 4]))
+    expect_equal(graphs, [[torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor]])
+    expect_equal(calls[:2], ["FunctionalTensor"] * 2)
+    expect(as_value(before).data_ptr() != before.data_ptr())
 
 
 @assumption(23)
@@ -105,8 +109,7 @@ def inductor_has_a_table_of_lowerings_and_a_fused_multiply_add() -> None:
         expect_equal(sorted(copying), sorted(WRITING_COPIES))
 
 
-@assumption(36)
-@compiling()
+@assumption_about_graphs(36)
 def the_arguments_of_an_export_and_what_it_decomposes_are_seen() -> None:
     from torch._functorch._aot_autograd import subclass_parametrization
 
@@ -140,8 +143,7 @@ def the_arguments_of_an_export_and_what_it_decomposes_are_seen() -> None:
         expect_equal(exported_arguments(), [])
 
 
-@assumption(40)
-@compiling()
+@assumption_about_graphs(40, "a compiled region makes the views that it returns with gen_alias_from_base")
 def views_that_a_region_returns_are_made_by_one_function() -> None:
     from torch._functorch._aot_autograd import runtime_wrappers
 
@@ -153,10 +155,7 @@ def views_that_a_region_returns_are_made_by_one_function() -> None:
         made.append(args)
         return original(*args, **kwargs)
 
-    with (
-        assumed("a compiled region makes the views that it returns with gen_alias_from_base"),
-        replaced(owner, "gen_alias_from_base", noting),
-    ):
+    with replaced(owner, "gen_alias_from_base", noting):
         names = list(inspect.signature(original).parameters)
         expect_equal(names[:3], ["aliased_base_tensor", "target_meta_tensor", "target_requires_grad"])
         x = torch.arange(6.0).reshape(2, 3)
@@ -168,14 +167,11 @@ def views_that_a_region_returns_are_made_by_one_function() -> None:
         expect(not requires_grad)
 
 
-@assumption(44)
+@assumption(44, "a size that depends on data is found where it stands alone, not in a sum")
 def a_size_that_depends_on_data_is_found_where_it_stands_alone() -> None:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with (
-        assumed("a size that depends on data is found where it stands alone, not in a sum"),
-        FakeTensorMode(shape_env=ShapeEnv()) as mode,
-    ):
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         first, second = (mode.from_tensor(torch.ones(3)).nonzero() for _ in range(2))
         pending = list(pending_sizes())
         expect_equal(len(pending), 2)
