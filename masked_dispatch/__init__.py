@@ -226,5 +226,4 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attri
         inside = (functional, optim, metrics, missing, interop)
         elsewhere = {word: f"{module.__name__}.{word}" for module in inside for word in module.__all__}
         words = _known_words.WORDS | elsewhere
-        words = _known_words.WORDS | elsewhere
         _messages.no_such_name(__name__, name, words, torch=_known_words.function_of_torch(name))

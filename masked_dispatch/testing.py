@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from masked_dispatch.interop.crossing import extent_of, mask_of
 from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import PairOfTensors
@@ -39,21 +40,6 @@ def assert_close(actual: object, expected: object, *, check_extent: bool = False
         torch.testing.assert_close(actual, expected, **options)
     finally:
         _check_extent.reset(token)
-
-
-def mask_of(tensor: Tensor) -> Tensor:
-    """Where a tensor is valid."""
-    return tensor.to_dense().get_mask() if isinstance(tensor, MaskedTensor) else _everywhere(tensor)
-
-
-def extent_of(tensor: Tensor) -> Tensor:
-    """Where positions are there."""
-    extent = tensor.extent if isinstance(tensor, MaskedTensor) else None
-    return _everywhere(tensor) if extent is None else extent
-
-
-def _everywhere(tensor: Tensor) -> Tensor:
-    return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
 
 
 def difference(kind: str, words: tuple[str, str, str], actual: Tensor, expected: Tensor) -> str | None:

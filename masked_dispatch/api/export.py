@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from masked_dispatch.api.windows import HasMeaning, windows
 from masked_dispatch.compiler_internals import check_dtype_in_graph
 from masked_dispatch.dispatch.plain_state import split_masked_state
-from masked_dispatch.interop.crossing import filled, mask_of
-from masked_dispatch.tensor.code_version import code_version
+from masked_dispatch.interop.crossing import as_masked, filled, mask_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_flatten, tree_map, tree_unflatten
 from op_registry import MaskedSemanticsError
@@ -119,7 +118,7 @@ def _apart(value: object) -> object:
 
 def _masked(data: Tensor, mask: Tensor) -> Tensor:
     check_dtype_in_graph(mask, torch.bool)  # torch's own guards of a program are about shapes alone
-    return torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
+    return as_masked(data, mask)
 
 
 def _padded(masked: Tensor, extent: Tensor | None, known: str) -> Tensor:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from masked_dispatch.interop.crossing import filled
-from masked_dispatch.tensor.code_version import code_version
+from masked_dispatch.interop.crossing import as_masked, filled
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
@@ -62,7 +60,6 @@ def _masked_again(name: str) -> Callable[[Any], Tensor]:
     data_name, mask_name = f"{name}_data", f"{name}_mask"
 
     def read(self: Any) -> Tensor:
-        data, mask = getattr(self, data_name), getattr(self, mask_name)
-        return torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
+        return as_masked(getattr(self, data_name), getattr(self, mask_name))
 
     return read

@@ -103,12 +103,9 @@ def as_masked(data: Tensor, mask: Tensor | None = None) -> MaskedTensor:
 
     Masked data is copied, and the result is valid where both masks are.
     """
-    masked: MaskedTensor
     if isinstance(data, MaskedTensor):
-        masked = data if mask is None else torch.ops.masked_dispatch.mask_with(data, mask)
-        return masked
-    masked = torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
-    return masked
+        return data if mask is None else torch.ops.masked_dispatch.mask_with(data, mask)
+    return torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
 
 
 def as_padded(data: Tensor, there: Tensor, along: str) -> MaskedTensor:

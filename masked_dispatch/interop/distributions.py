@@ -18,9 +18,9 @@ import torch
 import torch.distributions as D
 from torch import Tensor
 
+from masked_dispatch.interop.crossing import as_masked
 from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.checks import is_given_masked
-from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.tracing import may_be_read
 
@@ -71,7 +71,7 @@ def valid_with(matrices: Tensor | None, degrees: object) -> Tensor | None:
         return matrices
     mask = degrees.get_mask()[..., None, None]
     batch = torch.broadcast_shapes(matrices.shape, mask.shape)
-    return torch.ops.masked_dispatch.as_masked_tensor(matrices.expand(batch), mask, code_version())
+    return as_masked(matrices.expand(batch), mask)
 
 
 def taking_whole(function: Callable[..., Any], slices: Mapping[str, Dims]) -> Callable[..., Any]:

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch import _lobpcg as lobpcg_module
 from torch import _lowrank as low_rank_module
 
+from masked_dispatch.interop.crossing import as_masked
 from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.checks import is_given_masked
-from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.laws.categories import known_all_valid
@@ -62,11 +62,6 @@ def is_all_valid(tensor: MaskedTensor) -> bool:
 def plain(value: object) -> object:
     """Return the data of a fully valid masked tensor; return other values unchanged."""
     return value.get_data() if isinstance(value, MaskedTensor) else value
-
-
-def as_masked(result: Tensor) -> Tensor:
-    """Wrap a result as a fully valid masked tensor."""
-    return torch.ops.masked_dispatch.as_masked_tensor(result, None, code_version())
 
 
 def install() -> None:

@@ -73,6 +73,15 @@ def test_moments_need_the_whole_matrix(kind: str, moment: str) -> None:
     same(getattr(holey, moment), wanted, without_first(wanted.shape, 0))
 
 
+@pytest.mark.parametrize("name", ["covariance_matrix", "scale_tril", "precision_matrix"])
+def test_a_matrix_and_its_degrees_of_freedom_may_both_have_a_hole(name: str) -> None:
+    given = parameters()
+    degrees = md.masked_tensor(given["df"], torch.tensor([True, False, True]))
+    holey = D.Wishart(degrees, **{name: with_hole(name, given[name])})
+    wanted = D.Wishart(given["df"], **{name: given[name]}).mean
+    same(holey.mean, wanted, torch.tensor([False, False, True])[:, None, None].expand(wanted.shape))
+
+
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name in HOLES if kind != "LKJ" and name != "loc"])
 def test_entropy_needs_the_whole_matrix(kind: str, name: str) -> None:
     given = parameters()
