@@ -57,8 +57,7 @@ aten = torch.ops.aten
 
 def with_spare_slot(target: Tensor, dim: int) -> Tensor:
     """`target` with one more slot at the end of `dim`."""
-    padded: Tensor = aten.constant_pad_nd(target, [0, 0] * (target.ndim - 1 - dim % target.ndim) + [0, 1])
-    return padded
+    return aten.constant_pad_nd(target, [0, 0] * (target.ndim - 1 - dim % target.ndim) + [0, 1])
 
 
 def without_spare_slot(result: Tensor, dim: int, size: int) -> Tensor:
@@ -273,8 +272,7 @@ def index_fill(op: OpOverload, x: Dense, dim: int, index: Dense, value: Number |
 )
 def select_scatter(op: OpOverload, x: Dense, source: Dense, *args: Any, **kwargs: Any) -> Dense:
     """A copy of `x` in which the view that the operator names is overwritten by `source`."""
-    result: Dense = run_movement(op, x, source, *args, **kwargs)
-    return result
+    return run_movement(op, x, source, *args, **kwargs)
 
 
 @masked_rule(aten.as_strided_scatter.default, category=ASSIGNMENT, dims=Unknown("it writes memory, not dimensions"))

@@ -141,8 +141,7 @@ def reduce_by_index(x: Dense, dim: int, index: Dense, src: Dense, reduce: str, i
 
     def put(target: Tensor, reduction: str) -> Tensor:
         def reduced(t: Tensor, i: Tensor) -> Tensor:
-            result: Tensor = aten.scatter_reduce(t, dim, i, values, reduction, include_self=include_self)
-            return result
+            return aten.scatter_reduce(t, dim, i, values, reduction, include_self=include_self)
 
         return put_where_valid(target, dim, safe, valid, reduced)
 
@@ -256,8 +255,7 @@ def segment_reduce(
         bounds[name] = None if bound is None else bound.data
 
     def reduced(values: Tensor, reduction: str, start: Number | None = None) -> Tensor:
-        result: Tensor = aten.segment_reduce(values, reduction, axis=axis, unsafe=unsafe, initial=start, **bounds)
-        return result
+        return aten.segment_reduce(values, reduction, axis=axis, unsafe=unsafe, initial=start, **bounds)
 
     if x.validity is None:
         return Dense(reduced(x.data, reduce, initial))

@@ -46,8 +46,7 @@ Lengths = Sequence[int] | Dense
 def ctc_loss(c: Bound) -> Dense:
     """A mean divides each loss by its number of targets first, and then by the number of valid samples."""
     if all_valid(*c.named.values()):
-        loss: Dense = run_plain(c.op, tuple(c.named.values()), {})
-        return loss
+        return run_plain(c.op, tuple(c.named.values()), {})
     batched = c.log_probs.ndim == 3
     scores = c.log_probs if batched else c.log_probs.map(lambda t: t.unsqueeze(1))
     scores = scores.like(upcast_under_autocast(scores.data))

@@ -48,8 +48,7 @@ if hasattr(torch.nn, "LinearCrossEntropyOptions"):
     def _linear_cross_entropy_batch_chunked(c: Bound) -> tuple[Any, ...]:
         """The loss and, instead of gradients from the forward pass, the empty tensors of a call without gradients."""
         if all_valid(*c.tensors.values()):
-            result: tuple[Any, ...] = run_plain(c.op, tuple(c.named.values()), {})
-            return result
+            return run_plain(c.op, tuple(c.named.values()), {})
         no_gradients: list[Tensor] = [c.input.data.new_empty(size) for size in ((0, 0), (0, 0), (0,))]
         return (composed(c, {"mean": MEAN, "sum": SUM}[c.reduction]), *no_gradients)
 

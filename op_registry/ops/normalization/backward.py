@@ -41,8 +41,7 @@ def saved_eps(x: Dense, dims: tuple[int, ...], rstd: Dense) -> Tensor:
     """The eps that was added to the variance of each slice, recovered from the saved `rstd`."""
     m = moments(with_validity(x.like(x.data.detach())), DenseSlices(dims))
     variance = m.square / nonzero_count(m.count)
-    eps: Tensor = rstd.filled(1).detach().reshape(variance.shape).to(variance.dtype) ** -2 - variance
-    return eps
+    return rstd.filled(1).detach().reshape(variance.shape).to(variance.dtype) ** -2 - variance
 
 
 @masked_rule(aten.native_layer_norm_backward.default, category=DERIVATIVE, takes_call=True)

@@ -80,8 +80,7 @@ def cudnn_grid_sampler(self: Dense, grid: Dense) -> Dense:
     """Bilinear, with zeros outside and aligned corners."""
     if all_valid(self, grid):
         return Dense(aten.cudnn_grid_sampler(self.data, grid.data))
-    result: Dense = by_rule(aten.grid_sampler_2d.default, self, grid, 0, ZEROS, True)
-    return result
+    return by_rule(aten.grid_sampler_2d.default, self, grid, 0, ZEROS, True)
 
 
 # -------------------------------------------------------------------------------------------------------------- bicubic

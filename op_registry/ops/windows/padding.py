@@ -214,8 +214,7 @@ def max_pool(c: Bound) -> Any:
 def in_bins(data: Tensor, x: Dense, validity: Tensor, spatial: int) -> Dense:
     """A result of adaptive pooling, whose bins are all there."""
     others = extents.without(x, range(x.ndim - spatial, x.ndim))
-    found: Dense = extents.finished(extents.with_factors(Dense(data, validity), others, padded=False, grows=False))
-    return found
+    return extents.finished(extents.with_factors(Dense(data, validity), others, padded=False, grows=False))
 
 
 @masked_rule(*pooling.adaptive_avg_pool.ops, category=POOLING, takes_op=True, register=within_samples)
