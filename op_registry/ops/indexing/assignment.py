@@ -189,10 +189,8 @@ def _unsafe_masked_index_put_accumulate(x: Dense, mask: Dense, indices: Indices,
     return Dense(data, as_int8(contributions > 0))
 
 
-@masked_rule(aten.put.default, category=ASSIGNMENT, dims=Equation("*,?,?->*", indexed="*"))
+@masked_rule(aten.put.default, category=ASSIGNMENT, torch_if_valid=True, dims=Equation("*,?,?->*", indexed="*"))
 def put(x: Dense, index: Dense, source: Dense, accumulate: bool = False) -> Dense:
-    if x.validity is None and index.validity is None and source.validity is None:
-        return Dense(aten.put(x.data, index.data, source.data, accumulate))
     flat, values = x.map(_flattened), source.map(lambda t: t.reshape(index.shape))
     return write(aten.index_put.default, flat, [index], values, accumulate).map(lambda t: t.reshape(x.shape))
 

@@ -24,9 +24,7 @@ from op_registry.authoring import (
     Run,
     accumulation_dtype,
     aligned_validity,
-    all_valid,
     bind_by_name,
-    data_of,
     fill_where_invalid,
     intersect,
     known_to_hold,
@@ -128,13 +126,16 @@ ELEMENTWISE = (
 # -------------------------------------------------------------------------------------------------- between two vectors
 
 
-@masked_rule(aten.cosine_embedding_loss.default, category=LOSS, dims=Loss(Equation("nd,nd,n->n", "d,d,->")))
+@masked_rule(
+    aten.cosine_embedding_loss.default,
+    category=LOSS,
+    torch_if_valid=True,
+    dims=Loss(Equation("nd,nd,n->n", "d,d,->")),
+)
 def cosine_embedding_loss(
     input1: Dense, input2: Dense, target: Dense, margin: float = 0.0, reduction: int = MEAN
 ) -> Dense:
     """The cosine over the coordinates that are valid in both; valid where there is one and the target is valid."""
-    if all_valid(input1, input2, target):
-        return Dense(aten.cosine_embedding_loss(input1.data, input2.data, target.data, margin, reduction))
     joint = valid_in_all(input1, input2)
     pairs = Dense(input1.data, joint)
     has_common = pairs.any_valid(-1, keepdim=True)
@@ -148,7 +149,7 @@ def cosine_embedding_loss(
     return reduced(Dense(losses, intersect(rows, target.validity)), reduction)
 
 
-@masked_rule(aten.triplet_margin_loss.default, category=LOSS, dims=Loss(Equation("*d,*d,*d->*")))
+@masked_rule(aten.triplet_margin_loss.default, category=LOSS, torch_if_valid=True, dims=Loss(Equation("*d,*d,*d->*")))
 def triplet_margin_loss(
     anchor: Dense,
     positive: Dense,
@@ -160,9 +161,6 @@ def triplet_margin_loss(
     reduction: int = MEAN,
 ) -> Dense:
     """Each distance over the coordinates that are valid in both vectors; valid where all have such a coordinate."""
-    if all_valid(anchor, positive, negative):
-        plain = data_of([anchor, positive, negative])
-        return Dense(aten.triplet_margin_loss(*plain, margin, p, eps, swap, reduction))
     to_positive = _distance(anchor, positive, p, eps)
     to_negative = _distance(anchor, negative, p, eps)
     nearest = to_negative.data

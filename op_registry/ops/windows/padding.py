@@ -156,7 +156,7 @@ def pooling_windows(c: Bound, out: torch.Size) -> list[Geometry]:
     return [Geometry(o, k, s, b, a, d, by_ceil=c.ceil_mode) for o, k, s, b, a, d in windows]
 
 
-@masked_rule(*pooling.avg_pool.ops, category=POOLING, takes_call=True, register=within_samples)
+@masked_rule(*pooling.avg_pool.ops, category=POOLING, takes_call=True, torch_if_valid=True, register=within_samples)
 def avg_pool(c: Bound) -> Dense:
     """The sum of the window, divided by the number of its valid elements and of the crop's own padding in it."""
     self, spatial = c.self, spatial_dims(c.op)
@@ -165,8 +165,6 @@ def avg_pool(c: Bound) -> Dense:
     def average(x: Tensor) -> Any:
         return c.op(x, *window)
 
-    if self.validity is None:
-        return Dense(average(self.data))
     mask = numeric_validity(self, spatial)
     valid_share = average(mask)
     boxes = crops(self, spatial)
@@ -193,13 +191,11 @@ def avg_pool(c: Bound) -> Dense:
     return Dense(mean.to(self.dtype), validity, found.extent)
 
 
-@masked_rule(*pooling.max_pool.ops, category=POOLING, takes_call=True, register=within_samples)
+@masked_rule(*pooling.max_pool.ops, category=POOLING, takes_call=True, torch_if_valid=True, register=within_samples)
 def max_pool(c: Bound) -> Any:
     """The maxima by the rules for missing values; their indices refer to the batch."""
     self, spatial = c.self, spatial_dims(c.op)
     result = pooling.maximum(c.op, *c.named.values())
-    if self.validity is None:
-        return result
     first = result if isinstance(result, Dense) else result[0]
     assert first.validity is not None
     windows = pooling_windows(c, first.shape[-spatial:])
@@ -217,12 +213,12 @@ def in_bins(data: Tensor, x: Dense, validity: Tensor, spatial: int) -> Dense:
     return extents.finished(extents.with_factors(Dense(data, validity), others, padded=False, grows=False))
 
 
-@masked_rule(*pooling.adaptive_avg_pool.ops, category=POOLING, takes_op=True, register=within_samples)
+@masked_rule(
+    *pooling.adaptive_avg_pool.ops, category=POOLING, takes_op=True, torch_if_valid=True, register=within_samples
+)
 def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
     """The mean of the valid elements of each bin of the sample's box."""
     spatial = spatial_dims(op)
-    if self.validity is None:
-        return Dense(op(self.data, output_size))
     mask = numeric_validity(self, spatial)
     total, count = self.filled(0).to(mask.dtype), mask
     if self.ndim == spatial + 1:
@@ -239,13 +235,12 @@ def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
     return in_bins(mean.to(self.dtype), self, as_int8(count > 0), spatial)
 
 
-@masked_rule(*pooling.adaptive_max_pool.ops, category=POOLING, takes_op=True, register=within_samples)
+@masked_rule(
+    *pooling.adaptive_max_pool.ops, category=POOLING, takes_op=True, torch_if_valid=True, register=within_samples
+)
 def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> tuple[Dense, Dense]:
     """The greatest valid element of each bin of the sample's box, and its index in a plane of the batch."""
     spatial = spatial_dims(op)
-    if self.validity is None:
-        values, indices = op(self.data, output_size)
-        return Dense(values), Dense(indices)
     data, valid = self.filled(lowest(self.dtype)), numeric_validity(self, spatial)
     if self.ndim == spatial + 1:
         data, valid = data.unsqueeze(0), valid.unsqueeze(0)
