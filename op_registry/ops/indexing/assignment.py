@@ -81,6 +81,14 @@ def put_where_valid(
     return without_spare_slot(put(with_spare_slot(target, dim), index), dim, size)
 
 
+def assigned(x: Dense, source: Dense, put: Callable[[Tensor, Tensor], Tensor]) -> Dense:
+    """``put(target, source)`` of the data and, if either is masked, of the validity alike."""
+    data = put(x.data, source.filled(0))
+    if x.validity is None and source.validity is None:
+        return Dense(data)
+    return Dense(data, put(as_int8(full_mask(x)), as_int8(full_mask(source))))
+
+
 # -------------------------------------------------------------------------------------------------- index_put and put
 
 
@@ -105,7 +113,16 @@ def unchanged(target: Tensor) -> Tensor:
     return target
 
 
-def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool, *options: bool) -> Dense:
+@masked_rule(
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    category=ASSIGNMENT,
+    takes_op=True,
+    dims=AtIndices(),
+)
+def index_put(
+    op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False, *unsafe: bool
+) -> Dense:
     """Every form of index_put: assignment, or the sum of valid contributions and self where it is valid."""
     safe, add_slot, drop_slot = redirect_invalid(x, indices)
 
@@ -114,7 +131,7 @@ def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate:
     def put(target: Tensor, source: Tensor) -> Tensor:
         if chosen is not None:
             return torch.where(chosen, source.reshape(()), target)
-        return drop_slot(op(add_slot(target), safe, source, accumulate, *options))
+        return drop_slot(op(add_slot(target), safe, source, accumulate, *unsafe))
 
     if accumulate:
         data = put(x.filled(0), values.filled(0))
@@ -126,6 +143,11 @@ def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate:
     if x.validity is None and values.validity is None:
         return Dense(data)
     return Dense(data, put(as_int8(full_mask(x)), as_int8(ones_or(values.validity, values.data))))
+
+
+_index_put_impl = masked_rule(aten._index_put_impl.default, category=ASSIGNMENT, takes_op=True, dims=AtIndices())(
+    index_put.run
+)
 
 
 def chosen_by(indices: Sequence[Tensor | None], target: Tensor) -> Tensor | None:
@@ -149,29 +171,6 @@ def ones_or(validity: Tensor | None, data: Tensor) -> Tensor:
 
 
 @masked_rule(
-    aten.index_put.default,
-    aten._unsafe_index_put.default,
-    category=ASSIGNMENT,
-    takes_op=True,
-    dims=AtIndices(),
-)
-def index_put(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False) -> Dense:
-    return write(op, x, indices, values, accumulate)
-
-
-@masked_rule(
-    aten._index_put_impl.default,
-    category=ASSIGNMENT,
-    takes_op=True,
-    dims=AtIndices(),
-)
-def _index_put_impl(
-    op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False, unsafe: bool = False
-) -> Dense:
-    return write(op, x, indices, values, accumulate, unsafe)
-
-
-@masked_rule(
     aten._unsafe_masked_index_put_accumulate.default,
     category=ACCUMULATION,
     dims=Unknown("positions come in lists or as masks, in as many dimensions"),
@@ -192,7 +191,7 @@ def _unsafe_masked_index_put_accumulate(x: Dense, mask: Dense, indices: Indices,
 @masked_rule(aten.put.default, category=ASSIGNMENT, torch_if_valid=True, dims=Equation("*,?,?->*", indexed="*"))
 def put(x: Dense, index: Dense, source: Dense, accumulate: bool = False) -> Dense:
     flat, values = x.map(_flattened), source.map(lambda t: t.reshape(index.shape))
-    return write(aten.index_put.default, flat, [index], values, accumulate).map(lambda t: t.reshape(x.shape))
+    return index_put.run(aten.index_put.default, flat, [index], values, accumulate).map(lambda t: t.reshape(x.shape))
 
 
 def _flattened(t: Tensor) -> Tensor:
@@ -209,10 +208,7 @@ def index_copy(x: Dense, dim: int, index: Dense, source: Dense) -> Dense:
     def put(target: Tensor, values: Tensor) -> Tensor:
         return put_where_valid(target, dim, safe, index.full_validity, lambda t, i: aten.index_copy(t, dim, i, values))
 
-    data = put(x.data, source.filled(0))
-    if x.validity is None and source.validity is None:
-        return Dense(data)
-    return Dense(data, put(as_int8(full_mask(x)), as_int8(full_mask(source))))
+    return assigned(x, source, put)
 
 
 @index_copy.samples
@@ -301,7 +297,4 @@ def copy(x: Dense, source: Dense, non_blocking: bool = False) -> Dense:
 def masked_scatter(x: Dense, mask: Dense, source: Dense) -> Dense:
     """The elements of `source`, in order, where `mask` is True; an invalid entry of it consumes none."""
     selected = mask.filled(False)
-    data = aten.masked_scatter(x.data, selected, source.filled(0))
-    if x.validity is None and source.validity is None:
-        return Dense(data)
-    return Dense(data, aten.masked_scatter(as_int8(full_mask(x)), selected, as_int8(full_mask(source))))
+    return assigned(x, source, lambda target, values: aten.masked_scatter(target, selected, values))

@@ -38,7 +38,7 @@ from op_registry.authoring import (
     lowest,
     masked_rule,
 )
-from op_registry.ops.indexing.assignment import checked_index, put_where_valid
+from op_registry.ops.indexing.assignment import assigned, checked_index, put_where_valid
 from op_registry.ops.indexing.rules import reshape_along
 
 aten = torch.ops.aten
@@ -85,10 +85,7 @@ def scatter(x: Dense, dim: int, index: Dense, src: Dense) -> Dense:
     def put(target: Tensor, values: Tensor) -> Tensor:
         return put_where_valid(target, dim, safe, index.full_validity, lambda t, i: aten.scatter(t, dim, i, values))
 
-    data = put(x.data, src.filled(0))
-    if x.validity is None and src.validity is None:
-        return Dense(data)
-    return Dense(data, put(as_int8(full_mask(x)), as_int8(full_mask(src))))
+    return assigned(x, src, put)
 
 
 @masked_rule(aten.scatter.value, category=ASSIGNMENT, dims=Indexed(aligned=True, writes=True))
