@@ -15,7 +15,7 @@ These rules wait in RULES; the overlay that registers them is made when it is fi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -73,47 +73,21 @@ def within_samples(rule: Rule) -> Rule:
 # --------------------------------------------------------------------------------------------------------- convolutions
 
 
-def cropped(
-    convolve: Callable[[Dense | None], Dense],
-    x: Dense,
-    bias: Dense | None,
-    spatial: int,
-    windows: Callable[[torch.Size], Sequence[Geometry | TransposedGeometry]],
-) -> Dense:
-    """`convolve(bias)`, a convolution by the rules for missing values, with the masks of the crops' convolutions.
-
-    windows   of each dimension, for the sizes of the output
-    """
-    if x.validity is None:
-        return convolve(bias)
-    result = convolve(None if bias is None else Dense(bias.filled(0)))
-    along = list(zip(windows(result.shape[-spatial:]), crops(x, spatial), strict=True))
-    per_channel = None if bias is None or bias.validity is None else bias.validity.reshape(-1, *[1] * spatial)
-    found = cropped_result(result.data, along, x, result.validity)
-    return Dense(found.data, intersect(found.validity, per_channel), found.extent)
-
-
-def convolution_windows(
-    weight: Dense, stride: Sizes, padding: Sizes | str, dilation: Sizes
-) -> Callable[[torch.Size], list[Geometry]]:
-    kernel = weight.shape[2:]
+def windows_of(c: Bound, sizes: Sizes) -> list[Geometry] | list[TransposedGeometry]:
+    """The windows of a convolution along each dimension, for the sizes of its output."""
+    kernel = c.weight.shape[2:]
     spatial = len(kernel)
-    strides, dilations = per_dim(stride, spatial), per_dim(dilation, spatial)
-    if isinstance(padding, str):
-        totals = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilations, strict=True)]
+    strides, dilations = per_dim(c.stride, spatial), per_dim(c.dilation, spatial)
+    if convolution.is_transposed(c.named):
+        paddings, output_paddings = per_dim(c.padding, spatial), per_dim(c.output_padding, spatial)
+        return list(map(TransposedGeometry, sizes, kernel, strides, paddings, dilations, output_paddings))
+    if isinstance(c.padding, str):
+        totals = [d * (k - 1) if c.padding == "same" else 0 for k, d in zip(kernel, dilations, strict=True)]
         before = [total // 2 for total in totals]
         after = [total - b for total, b in zip(totals, before, strict=True)]
     else:
-        before = after = list(per_dim(padding, spatial))
-    return lambda out: list(map(Geometry, out, kernel, strides, before, after, dilations))
-
-
-def transposed_windows(
-    weight: Dense, stride: Sizes, padding: Sizes, output_padding: Sizes, dilation: Sizes
-) -> Callable[[torch.Size], list[TransposedGeometry]]:
-    kernel = weight.shape[2:]
-    sizes = [per_dim(s, len(kernel)) for s in (stride, padding, dilation, output_padding)]
-    return lambda out: list(map(TransposedGeometry, out, kernel, *sizes))
+        before = after = list(per_dim(c.padding, spatial))
+    return list(map(Geometry, sizes, kernel, strides, before, after, dilations))
 
 
 @masked_rule(
@@ -125,17 +99,17 @@ def transposed_windows(
     register=within_samples,
 )
 def conv(c: Bound) -> Dense:
-    _, _, _, *geometry = c.named.values()
-
-    def convolve(bias: Dense | None) -> Dense:
-        return convolution.convolution(c.op, c.input, c.weight, bias, *geometry)
-
-    windows = (
-        transposed_windows(c.weight, c.stride, c.padding, c.output_padding, c.dilation)
-        if convolution.is_transposed(c.named)
-        else convolution_windows(c.weight, c.stride, c.padding, c.dilation)
-    )
-    return cropped(convolve, c.input, c.bias, c.weight.ndim - 2, windows)
+    """A convolution by the rules for missing values, with the masks of the crops' convolutions."""
+    x, weight, bias, *geometry = c.named.values()
+    if x.validity is None:
+        return convolution.convolution(c.op, x, weight, bias, *geometry)
+    filled = None if bias is None else Dense(bias.filled(0))
+    result = convolution.convolution(c.op, x, weight, filled, *geometry)
+    spatial = weight.ndim - 2
+    along = list(zip(windows_of(c, result.shape[-spatial:]), crops(x, spatial), strict=True))
+    per_channel = None if bias is None or bias.validity is None else bias.validity.reshape(-1, *[1] * spatial)
+    found = cropped_result(result.data, along, x, result.validity)
+    return Dense(found.data, intersect(found.validity, per_channel), found.extent)
 
 
 @masked_rule(aten.conv_tbc.default, category=CONTRACTION, register=within_samples)
