@@ -93,33 +93,20 @@ def of_elements(*fills: Number, zero: bool = False) -> Run:
     return loss
 
 
-mse_loss = masked_rule(aten.mse_loss.default, aten.l1_loss.default, category=LOSS, takes_op=True)(
-    of_elements(0, 0, zero=True)
-)
-smooth_l1_loss = masked_rule(aten.smooth_l1_loss.default, aten.huber_loss.default, category=LOSS, takes_op=True)(
-    of_elements(0, 0, zero=True)
-)
-soft_margin_loss = masked_rule(aten.soft_margin_loss.default, category=LOSS, takes_op=True)(of_elements(0, 1))
-hinge_embedding_loss = masked_rule(aten.hinge_embedding_loss.default, category=LOSS, takes_op=True)(of_elements(1, 1))
-margin_ranking_loss = masked_rule(aten.margin_ranking_loss.default, category=LOSS, takes_op=True)(of_elements(0, 0, 1))
-binary_cross_entropy = masked_rule(aten.binary_cross_entropy.default, category=LOSS, takes_op=True)(
-    of_elements(0.5, 0.5, 1)
-)
-binary_cross_entropy_with_logits = masked_rule(
-    aten.binary_cross_entropy_with_logits.default, category=LOSS, takes_op=True
-)(of_elements(0, 0, 1, 1))
-kl_div = masked_rule(aten.kl_div.default, category=LOSS, takes_op=True)(of_elements(0, 1))
-poisson_nll_loss = masked_rule(aten.poisson_nll_loss.default, category=LOSS, takes_op=True)(of_elements(1, 1))
 ELEMENTWISE = (
-    mse_loss,
-    smooth_l1_loss,
-    soft_margin_loss,
-    hinge_embedding_loss,
-    margin_ranking_loss,
-    binary_cross_entropy,
-    binary_cross_entropy_with_logits,
-    kl_div,
-    poisson_nll_loss,
+    masked_rule(aten.mse_loss.default, aten.l1_loss.default, category=LOSS, takes_op=True)(
+        of_elements(0, 0, zero=True)
+    ),
+    masked_rule(aten.smooth_l1_loss.default, aten.huber_loss.default, category=LOSS, takes_op=True)(
+        of_elements(0, 0, zero=True)
+    ),
+    masked_rule(aten.soft_margin_loss.default, category=LOSS, takes_op=True)(of_elements(0, 1)),
+    masked_rule(aten.hinge_embedding_loss.default, category=LOSS, takes_op=True)(of_elements(1, 1)),
+    masked_rule(aten.margin_ranking_loss.default, category=LOSS, takes_op=True)(of_elements(0, 0, 1)),
+    masked_rule(aten.binary_cross_entropy.default, category=LOSS, takes_op=True)(of_elements(0.5, 0.5, 1)),
+    masked_rule(aten.binary_cross_entropy_with_logits.default, category=LOSS, takes_op=True)(of_elements(0, 0, 1, 1)),
+    masked_rule(aten.kl_div.default, category=LOSS, takes_op=True)(of_elements(0, 1)),
+    masked_rule(aten.poisson_nll_loss.default, category=LOSS, takes_op=True)(of_elements(1, 1)),
 )
 
 
