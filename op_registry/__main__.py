@@ -119,9 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--timeout", type=float, default=120.0, help="seconds for each operator")
     check.add_argument("--results", type=Path, help="file of results, with which an interrupted run resumes")
     check.add_argument(
-        "--by-family", type=Path, metavar="FILE", help="write failures and refusals by family (Markdown)"
-    )
-    check.add_argument(
         "--table", type=Path, metavar="FILE", help="write how many entries pass, by family and dtype (Markdown)"
     )
     check.add_argument(
@@ -206,8 +203,6 @@ def _check(options: argparse.Namespace) -> int:
     )
     broken = any(r.failures for r in reports)
     print(as_json.of_check(reports, not broken) if options.json else reporting.summary(reports))
-    if options.by_family is not None:
-        options.by_family.write_text(reporting.summary(reports) + "\n" + reporting.by_family(reports) + "\n")
     if options.table is not None:
         options.table.write_text(reporting.table(reports) + "\n")
     if options.table_of_padding is not None:

@@ -36,5 +36,4 @@ def result_dtype(x: Dense, parameters: Sequence[Dense | None], one_slice: Callab
     ordinary = x.dtype.is_floating_point and all(p is None or p.dtype is x.dtype for p in parameters)
     if ordinary and not autocast_on(x.device):
         return x.dtype
-    dtype: torch.dtype = one_slice().dtype
-    return dtype
+    return one_slice().dtype

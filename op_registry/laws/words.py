@@ -13,6 +13,7 @@ Operators that follow a law but need a run of their own are functions with the o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ from op_registry.laws.categories import (
     Operator,
     categories,
 )
+from op_registry.laws.derivatives import run_plain
+from op_registry.records.dense import all_valid
 from op_registry.registration import Registration
 from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, packet_name, written_at
@@ -85,6 +88,7 @@ def masked_rule(
     category: Category,
     takes_op: bool = False,
     takes_call: bool = False,
+    torch_if_valid: bool = False,
     register: Callable[[Rule], Rule] = registry.add,
     **traits: Any,
 ) -> Callable[[Run], Rule]:
@@ -92,14 +96,16 @@ def masked_rule(
 
     With `takes_op`, the function gets the overload as its first argument, for functions that serve several. With
     `takes_call`, it gets the call alone, a :class:`Bound`, and reads arguments by name: for operators with many, most
-    of which it passes on. Keyword arguments are the rule's traits: the `reason` of a refusal; ``dims=…``, which
-    dimensions the operator works on (``Slices("one")``, ``Equation("mk,kn->mn")``, ``LastDims("normalized_shape")``),
-    from which its lowerings to sparse storage follow; ``identity=…``, of a reduction that without derivatives is
-    torch's own on elements filled with it, and ``divided=True``, that this is the sum divided by their number;
-    ``plain=(1,)``, the indices of results that are plain tensors; ``sparse_factors=True``, of a product that torch also
-    has for plain torch.sparse tensors, which other rules get stored densely; ``data_sizes=True``, that it computes
-    tensors in between whose sizes depend on data. `register` takes the rule; an overlay's ``add``, for example. Raises
-    TypeError where it is written for what cannot work, ValueError for an operator that takes no tensor or has a rule.
+    of which it passes on. With `torch_if_valid`, it only gets calls with a mask: where nothing is masked, the operator
+    itself runs, and its results are valid. Keyword arguments are the rule's traits: the `reason` of a refusal;
+    ``dims=…``, which dimensions the operator works on (``Slices("one")``, ``Equation("mk,kn->mn")``,
+    ``LastDims("normalized_shape")``), from which its lowerings to sparse storage follow; ``identity=…``, of a reduction
+    that without derivatives is torch's own on elements filled with it, and ``divided=True``, that this is the sum
+    divided by their number; ``plain=(1,)``, the indices of results that are plain tensors; ``sparse_factors=True``, of
+    a product that torch also has for plain torch.sparse tensors, which other rules get stored densely;
+    ``data_sizes=True``, that it computes tensors in between whose sizes depend on data. `register` takes the rule; an
+    overlay's ``add``, for example. Raises TypeError where it is written for what cannot work, ValueError for an
+    operator that takes no tensor or has a rule.
     """
 
     registration = Registration.of_caller("masked_rule")
@@ -113,6 +119,21 @@ def masked_rule(
             function = of_call(function)
         else:
             registration.function(function, ops, takes_op, stated.unchanged)
-        return register(Rule(ops, category, function, takes_op or takes_call, where=written_at(2), traits=stated))
+        gets_op = takes_op or takes_call
+        if torch_if_valid:
+            function, gets_op = where_masked(function, gets_op), True
+        return register(Rule(ops, category, function, gets_op, where=written_at(2), traits=stated))
 
     return decorate
+
+
+def where_masked(function: Run, takes_op: bool) -> Run:
+    """A rule's run, called with the overload first: `function` if something is masked, else the operator itself."""
+
+    @functools.wraps(function)
+    def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        if all_valid(*args, *kwargs.values()):
+            return run_plain(op, args, kwargs)
+        return function(op, *args, **kwargs) if takes_op else function(*args, **kwargs)
+
+    return run

@@ -106,8 +106,7 @@ def new_empty_strided_like_stored(
 def on_any_values(op: OpOverload, self: Sparse | Permuted, size: Sequence[int], *rest: Any, **options: Any) -> Dense:
     """A dense result of another size: it only reads the dtype and the device of a sparse operand."""
     values = (self.base if isinstance(self, Permuted) else self).values
-    result: Dense = by_rule(op, values, size, *rest, **options)
-    return result
+    return by_rule(op, values, size, *rest, **options)
 
 
 for allocates in (new_zeros, new_empty):

@@ -112,32 +112,6 @@ def storage_shares(reports: Sequence[Report]) -> dict[str, dict[str, tuple[int, 
     return {r.operator: {layout: share(counts) for layout, counts in r.storages.items()} for r in reports}
 
 
-def by_family(reports: Sequence[Report]) -> str:
-    """Failures and refusals as Markdown: a section for each family of rules, a line for each operator and law."""
-    sections: dict[str, list[str]] = {}
-    for report in reports:
-        shown: dict[tuple[str, str], list[Outcome]] = {}
-        for outcome in report.outcomes:
-            if outcome.status != "gap":
-                shown.setdefault((outcome.law, "refused" if outcome.status == "refused" else "FAILS"), []).append(
-                    outcome
-                )
-        family = family_of_entry(report.operator)
-        for (law, status), outcomes in shown.items():
-            first = outcomes[0]
-            kinds = sorted({o.description.rpartition(" ")[2] for o in outcomes})
-            sections.setdefault(family, []).append(
-                f"- **{report.operator}** {law} {status} in {len(outcomes)} ({', '.join(kinds)}): "
-                f"{first.message[:240]}  `{first.repro.removeprefix('python -m op_registry check ')}`"
-            )
-    lines = []
-    for family in sorted(sections):
-        failing = [line for line in sections[family] if " FAILS in " in line]
-        refused = [line for line in sections[family] if " FAILS in " not in line]
-        lines += [f"\n## {family}: {len(failing)} fail, {len(refused)} refused\n", *failing, *refused]
-    return "\n".join(lines)
-
-
 def family_of_entry(name: str) -> str:
     """The family of rules that an entry calls most often."""
     entry = name.partition("@")[0].partition("+")[0]

@@ -86,3 +86,24 @@ def test_a_rule_may_take_the_bound_call() -> None:
     assert torch.equal(found.data, aten.celu(x.data, 2.0))
     assert found.validity is x.validity
     assert rule.run.__name__ == "celu"
+
+
+def test_a_rule_may_get_masked_calls_alone() -> None:
+    waiting: list[Any] = []
+    masked: list[Dense] = []
+
+    @masked_rule(
+        aten.celu.default, category=ELEMENTWISE, torch_if_valid=True, register=lambda r: waiting.append(r) or r
+    )
+    def celu(x: Dense, alpha: float = 1.0) -> Dense:
+        masked.append(x)
+        return x.like(aten.celu(x.data, alpha))
+
+    (rule,) = waiting
+    data = torch.tensor([-1.0, 2.0])
+    plain, partly = Dense(data), Dense(data, torch.tensor([1, 0], dtype=torch.int8))
+    for x in (plain, partly):
+        found = rule.bind(aten.celu.default)(x, alpha=2.0)
+        assert torch.equal(found.data, aten.celu(data, 2.0))
+        assert found.validity is x.validity
+    assert masked == [partly]

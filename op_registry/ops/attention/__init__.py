@@ -10,7 +10,3 @@ key has no valid result.
     packed    attention of packed batches, one sequence at a time
     backward  torch's gradient formulas, called by hand
 """
-
-from op_registry.ops.attention import backward, layers, modules, packed, rules, tokens
-
-__all__ = ["backward", "layers", "modules", "packed", "rules", "tokens"]

@@ -25,14 +25,11 @@ from op_registry.authoring import (
     Rule,
     Sparse,
     aligned_validity,
-    all_valid,
     by_rule,
     call,
-    data_of,
     hand_on,
     masked_rule,
     on_call,
-    records_in,
 )
 from op_registry.ops.attention import tokens
 
@@ -121,6 +118,7 @@ _ATTENDED = "bqe,bkf,bkg,?,?,?,?,?->bqO,"
     aten._native_multi_head_attention.default,
     category=ATTENTION,
     takes_call=True,
+    torch_if_valid=True,
     dims=ByArgument(
         "need_weights",
         ByArgument("average_attn_weights", Equation(f"{_ATTENDED}bqK"), Equation(f"{_ATTENDED}bHqK")),
@@ -129,9 +127,6 @@ _ATTENDED = "bqe,bkf,bkg,?,?,?,?,?->bqO,"
 )
 def _native_multi_head_attention(c: Bound) -> tuple[Dense, Dense]:
     """nn.MultiheadAttention in eval mode, batch first."""
-    if all_valid(*records_in(c.named.values())):
-        result, weights = c.map(data_of, Dense).applied(c.op)
-        return Dense(result), Dense(weights)
     return _multi_head_attention(on_dense, c)
 
 
@@ -161,12 +156,11 @@ def _encoder_layer(run: Call, c: Bound) -> Any:
     aten._transformer_encoder_layer_fwd.default,
     category=ATTENTION,
     takes_call=True,
+    torch_if_valid=True,
     dims=Equation(f"bTE{',?' * 13}->bTE"),
 )
 def _transformer_encoder_layer_fwd(c: Bound) -> Dense:
     """nn.TransformerEncoderLayer in eval mode, batch first."""
-    if all_valid(*records_in(c.named.values())):
-        return Dense(c.map(data_of, Dense).applied(c.op))
     on_tokens = tokens.on_padded(_encoder_layer, c)
     return _encoder_layer(on_dense, c) if on_tokens is None else on_tokens
 

@@ -61,8 +61,7 @@ def _attend(
 
 
 def _plain(*arguments: Any) -> Tensor:
-    result: Tensor = _attend(lambda op, *args, **kwargs: op(*args, **kwargs), *arguments)
-    return result
+    return _attend(lambda op, *args, **kwargs: op(*args, **kwargs), *arguments)
 
 
 _library = Library("torch_nn_functional", "DEF")
@@ -77,13 +76,11 @@ OPERATOR: OpOverload = torch.ops.torch_nn_functional.multi_head_attention.defaul
     dims=ByArgument("key", Equation("qne,knf,kng,?,?,?,?->qnO"), Equation("Qne,Qne,Qne,?,?,?,?->QnO")),
 )
 def multi_head_attention(query: Dense, key: Dense | None, value: Dense | None, num_heads: int, *rest: Any) -> Dense:
-    result: Dense = _attend(on_dense, query, key, value, num_heads, *rest)
-    return result
+    return _attend(on_dense, query, key, value, num_heads, *rest)
 
 
 @multi_head_attention.lowering(Sparse)
 @multi_head_attention.lowering(Permuted)
 def packed_multi_head_attention(op: OpOverload, *arguments: Any) -> AnyRecord:
     """Run each operator by its own lowering."""
-    result: AnyRecord = _attend(call, *arguments)
-    return result
+    return _attend(call, *arguments)

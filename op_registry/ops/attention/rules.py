@@ -271,5 +271,4 @@ def kernels_of_other_devices(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
 @masked_rule(aten._fused_sdp_choice.default, category=QUERY)
 def _fused_sdp_choice(*args: Any, **kwargs: Any) -> int:
     """Which kernel torch would choose for the data; no value is read."""
-    choice: int = aten._fused_sdp_choice(*data_of(args), **{name: data_of(value) for name, value in kwargs.items()})
-    return choice
+    return aten._fused_sdp_choice(*data_of(args), **{name: data_of(value) for name, value in kwargs.items()})

@@ -8,7 +8,3 @@ Law: a product with an invalid factor contributes nothing; a sum is valid where 
     sparse_distances  cdist, pdist, cosine_similarity on sparse storage
     backward          torch's gradient formulas, called by hand
 """
-
-from op_registry.ops.contractions import backward, distances, grouped, matmul, sparse_distances
-
-__all__ = ["backward", "distances", "grouped", "matmul", "sparse_distances"]

@@ -13,27 +13,7 @@ Law: an element of the result is valid where the corresponding element of every 
 """
 
 from op_registry.authoring import ON_STORED_ROWS, Permuted, Sparse, first_of
-from op_registry.ops.elementwise import (
-    activations,
-    backward,
-    differences,
-    foreach,
-    optimizers,
-    pointwise,
-    quantization,
-    sparse,
-)
-
-__all__ = [
-    "activations",
-    "backward",
-    "differences",
-    "foreach",
-    "optimizers",
-    "pointwise",
-    "quantization",
-    "sparse",
-]
+from op_registry.ops.elementwise import activations, sparse
 
 # Along dense dimensions first, then along sparse ones.
 activations.glu.lowering(Sparse)(first_of(ON_STORED_ROWS, sparse.glu))

@@ -7,7 +7,6 @@ import torch
 from op_registry.authoring import (
     DERIVATIVE,
     Dense,
-    all_valid,
     by_rule,
     derivative,
     elementwise,
@@ -15,7 +14,6 @@ from op_registry.authoring import (
     intersect,
     masked_rule,
     opaque,
-    run_plain,
     vjp,
 )
 
@@ -28,11 +26,9 @@ glu_backward = derivative(aten.glu_backward.default, of=aten.glu.default)
 glu_jvp = opaque(aten.glu_jvp.default, aten.glu_backward_jvp.default)
 
 
-@masked_rule(aten._prelu_kernel_backward.default, category=DERIVATIVE)
+@masked_rule(aten._prelu_kernel_backward.default, category=DERIVATIVE, torch_if_valid=True)
 def _prelu_kernel_backward(grad_output: Dense, self: Dense, weight: Dense) -> tuple[Dense, ...]:
     """Elementwise, for the weight too, which is expanded to the input's shape here."""
-    if all_valid(grad_output, self, weight):
-        return run_plain(aten._prelu_kernel_backward.default, (grad_output, self, weight), {})
     slopes = weight.map(lambda t: t.expand(self.shape))
     return vjp(lambda x, w: by_rule(aten._prelu_kernel.default, x, w), (self, slopes), grad_output)
 

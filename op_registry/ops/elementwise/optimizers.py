@@ -31,18 +31,7 @@ FORMULAS: dict[str, Callable[..., None]] = {
 }
 
 
-@masked_rule(
-    aten._fused_adam_.default,
-    aten._fused_adam_.tensor_lr,
-    aten._fused_adamw_.default,
-    aten._fused_adamw_.tensor_lr,
-    aten._fused_adagrad_.default,
-    aten._fused_adagrad_.tensor_lr,
-    aten._fused_sgd_.default,
-    aten._fused_sgd_.tensor_lr,
-    category=COMPOSITE,
-    takes_call=True,
-)
+@masked_rule(*(getattr(aten, name) for name in FORMULAS), category=COMPOSITE, takes_call=True)
 def fused_step(c: Bound) -> None:
     """On SGD's first step the buffers are uninitialized; the formula allocates new ones, which we copy into them."""
     if c.found_inf is not None and bool(c.found_inf == 1):
@@ -65,18 +54,7 @@ def fused_step(c: Bound) -> None:
             memory.copy_(buffer)
 
 
-@masked_rule(
-    aten._fused_adam.default,
-    aten._fused_adam.tensor_lr,
-    aten._fused_adamw.default,
-    aten._fused_adamw.tensor_lr,
-    aten._fused_adagrad.default,
-    aten._fused_adagrad.tensor_lr,
-    aten._fused_sgd.default,
-    aten._fused_sgd.tensor_lr,
-    category=COMPOSITE,
-    takes_op=True,
-)
+@masked_rule(*(getattr(aten, name.removesuffix("_")) for name in FORMULAS), category=COMPOSITE, takes_op=True)
 def _fused(op: OpOverload, *lists: Sequence[Tensor], **options: Any) -> tuple[list[Tensor], ...]:
     """The in-place step on copies of all lists; returns the copies."""
     copies = [[tensor.clone() for tensor in tensors] for tensors in lists]

@@ -14,9 +14,7 @@ of its source; elements that are not written keep theirs.
 """
 
 from op_registry.authoring import Sparse, first_of
-from op_registry.ops.indexing import assignment, backward, embedding, packed, rules, scatter, sparse, sparse_writing
-
-__all__ = ["assignment", "backward", "embedding", "packed", "rules", "scatter", "sparse", "sparse_writing"]
+from op_registry.ops.indexing import embedding, packed, rules, sparse
 
 # Try a dense table first, whose index may be sparse, then a sparse table.
 rules.index_select.lowering(Sparse)(first_of(sparse.index_select_of_dense, sparse.index_select_of_sparse))

@@ -57,8 +57,7 @@ aten = torch.ops.aten
 
 def with_spare_slot(target: Tensor, dim: int) -> Tensor:
     """`target` with one more slot at the end of `dim`."""
-    padded: Tensor = aten.constant_pad_nd(target, [0, 0] * (target.ndim - 1 - dim % target.ndim) + [0, 1])
-    return padded
+    return aten.constant_pad_nd(target, [0, 0] * (target.ndim - 1 - dim % target.ndim) + [0, 1])
 
 
 def without_spare_slot(result: Tensor, dim: int, size: int) -> Tensor:
@@ -80,6 +79,14 @@ def put_where_valid(
     size = target.shape[dim]
     index = torch.where(as_bool(valid), index, size)
     return without_spare_slot(put(with_spare_slot(target, dim), index), dim, size)
+
+
+def assigned(x: Dense, source: Dense, put: Callable[[Tensor, Tensor], Tensor]) -> Dense:
+    """``put(target, source)`` of the data and, if either is masked, of the validity alike."""
+    data = put(x.data, source.filled(0))
+    if x.validity is None and source.validity is None:
+        return Dense(data)
+    return Dense(data, put(as_int8(full_mask(x)), as_int8(full_mask(source))))
 
 
 # -------------------------------------------------------------------------------------------------- index_put and put
@@ -106,7 +113,16 @@ def unchanged(target: Tensor) -> Tensor:
     return target
 
 
-def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool, *options: bool) -> Dense:
+@masked_rule(
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    category=ASSIGNMENT,
+    takes_op=True,
+    dims=AtIndices(),
+)
+def index_put(
+    op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False, *unsafe: bool
+) -> Dense:
     """Every form of index_put: assignment, or the sum of valid contributions and self where it is valid."""
     safe, add_slot, drop_slot = redirect_invalid(x, indices)
 
@@ -115,7 +131,7 @@ def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate:
     def put(target: Tensor, source: Tensor) -> Tensor:
         if chosen is not None:
             return torch.where(chosen, source.reshape(()), target)
-        return drop_slot(op(add_slot(target), safe, source, accumulate, *options))
+        return drop_slot(op(add_slot(target), safe, source, accumulate, *unsafe))
 
     if accumulate:
         data = put(x.filled(0), values.filled(0))
@@ -127,6 +143,11 @@ def write(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate:
     if x.validity is None and values.validity is None:
         return Dense(data)
     return Dense(data, put(as_int8(full_mask(x)), as_int8(ones_or(values.validity, values.data))))
+
+
+_index_put_impl = masked_rule(aten._index_put_impl.default, category=ASSIGNMENT, takes_op=True, dims=AtIndices())(
+    index_put.run
+)
 
 
 def chosen_by(indices: Sequence[Tensor | None], target: Tensor) -> Tensor | None:
@@ -150,29 +171,6 @@ def ones_or(validity: Tensor | None, data: Tensor) -> Tensor:
 
 
 @masked_rule(
-    aten.index_put.default,
-    aten._unsafe_index_put.default,
-    category=ASSIGNMENT,
-    takes_op=True,
-    dims=AtIndices(),
-)
-def index_put(op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False) -> Dense:
-    return write(op, x, indices, values, accumulate)
-
-
-@masked_rule(
-    aten._index_put_impl.default,
-    category=ASSIGNMENT,
-    takes_op=True,
-    dims=AtIndices(),
-)
-def _index_put_impl(
-    op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False, unsafe: bool = False
-) -> Dense:
-    return write(op, x, indices, values, accumulate, unsafe)
-
-
-@masked_rule(
     aten._unsafe_masked_index_put_accumulate.default,
     category=ACCUMULATION,
     dims=Unknown("positions come in lists or as masks, in as many dimensions"),
@@ -190,12 +188,10 @@ def _unsafe_masked_index_put_accumulate(x: Dense, mask: Dense, indices: Indices,
     return Dense(data, as_int8(contributions > 0))
 
 
-@masked_rule(aten.put.default, category=ASSIGNMENT, dims=Equation("*,?,?->*", indexed="*"))
+@masked_rule(aten.put.default, category=ASSIGNMENT, torch_if_valid=True, dims=Equation("*,?,?->*", indexed="*"))
 def put(x: Dense, index: Dense, source: Dense, accumulate: bool = False) -> Dense:
-    if x.validity is None and index.validity is None and source.validity is None:
-        return Dense(aten.put(x.data, index.data, source.data, accumulate))
     flat, values = x.map(_flattened), source.map(lambda t: t.reshape(index.shape))
-    return write(aten.index_put.default, flat, [index], values, accumulate).map(lambda t: t.reshape(x.shape))
+    return index_put.run(aten.index_put.default, flat, [index], values, accumulate).map(lambda t: t.reshape(x.shape))
 
 
 def _flattened(t: Tensor) -> Tensor:
@@ -212,10 +208,7 @@ def index_copy(x: Dense, dim: int, index: Dense, source: Dense) -> Dense:
     def put(target: Tensor, values: Tensor) -> Tensor:
         return put_where_valid(target, dim, safe, index.full_validity, lambda t, i: aten.index_copy(t, dim, i, values))
 
-    data = put(x.data, source.filled(0))
-    if x.validity is None and source.validity is None:
-        return Dense(data)
-    return Dense(data, put(as_int8(full_mask(x)), as_int8(full_mask(source))))
+    return assigned(x, source, put)
 
 
 @index_copy.samples
@@ -273,8 +266,7 @@ def index_fill(op: OpOverload, x: Dense, dim: int, index: Dense, value: Number |
 )
 def select_scatter(op: OpOverload, x: Dense, source: Dense, *args: Any, **kwargs: Any) -> Dense:
     """A copy of `x` in which the view that the operator names is overwritten by `source`."""
-    result: Dense = run_movement(op, x, source, *args, **kwargs)
-    return result
+    return run_movement(op, x, source, *args, **kwargs)
 
 
 @masked_rule(aten.as_strided_scatter.default, category=ASSIGNMENT, dims=Unknown("it writes memory, not dimensions"))
@@ -305,7 +297,4 @@ def copy(x: Dense, source: Dense, non_blocking: bool = False) -> Dense:
 def masked_scatter(x: Dense, mask: Dense, source: Dense) -> Dense:
     """The elements of `source`, in order, where `mask` is True; an invalid entry of it consumes none."""
     selected = mask.filled(False)
-    data = aten.masked_scatter(x.data, selected, source.filled(0))
-    if x.validity is None and source.validity is None:
-        return Dense(data)
-    return Dense(data, aten.masked_scatter(as_int8(full_mask(x)), selected, as_int8(full_mask(source))))
+    return assigned(x, source, lambda target, values: aten.masked_scatter(target, selected, values))

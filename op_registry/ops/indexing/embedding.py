@@ -108,11 +108,9 @@ def _scaled_by_frequency(data: Tensor, safe: Tensor, indices: Dense, rows: int) 
     return value + (data - value) / frequency
 
 
-@masked_rule(aten.embedding_renorm.default, category=INDEXING, dims=Equation("vD,?->vD"))
+@masked_rule(aten.embedding_renorm.default, category=INDEXING, torch_if_valid=True, dims=Equation("vD,?->vD"))
 def embedding_renorm(self: Dense, indices: Dense, max_norm: float, norm_type: float) -> Dense:
     """Rows that a valid index looks up, scaled down to `max_norm`; the norm is that of their valid elements."""
-    if all_valid(self, indices):
-        return Dense(aten.embedding_renorm(self.data, indices.data, max_norm, norm_type))
     with torch.no_grad():
         scaled = aten.embedding_renorm(self.filled(0), _safe(indices, -1, sparse=True), max_norm, norm_type)
         any_lookup = indices.any_valid()

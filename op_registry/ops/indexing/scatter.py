@@ -38,7 +38,7 @@ from op_registry.authoring import (
     lowest,
     masked_rule,
 )
-from op_registry.ops.indexing.assignment import checked_index, put_where_valid
+from op_registry.ops.indexing.assignment import assigned, checked_index, put_where_valid
 from op_registry.ops.indexing.rules import reshape_along
 
 aten = torch.ops.aten
@@ -85,10 +85,7 @@ def scatter(x: Dense, dim: int, index: Dense, src: Dense) -> Dense:
     def put(target: Tensor, values: Tensor) -> Tensor:
         return put_where_valid(target, dim, safe, index.full_validity, lambda t, i: aten.scatter(t, dim, i, values))
 
-    data = put(x.data, src.filled(0))
-    if x.validity is None and src.validity is None:
-        return Dense(data)
-    return Dense(data, put(as_int8(full_mask(x)), as_int8(full_mask(src))))
+    return assigned(x, src, put)
 
 
 @masked_rule(aten.scatter.value, category=ASSIGNMENT, dims=Indexed(aligned=True, writes=True))
@@ -126,7 +123,9 @@ def scatter_add(x: Dense, dim: int, index: Dense, src: Dense) -> Dense:
     return Dense(aten.scatter_add(x.filled(0), dim, safe, values), accumulated_validity(x, dim, safe, valid))
 
 
-@masked_rule(aten.scatter_reduce.two, category=ACCUMULATION, dims=Indexed(aligned=True, writes=True))
+@masked_rule(
+    aten.scatter_reduce.two, category=ACCUMULATION, torch_if_valid=True, dims=Indexed(aligned=True, writes=True)
+)
 def scatter_reduce(x: Dense, dim: int, index: Dense, src: Dense, reduce: str, *, include_self: bool = True) -> Dense:
     return reduce_by_index(x, dim, index, src, reduce, include_self)
 
@@ -134,15 +133,12 @@ def scatter_reduce(x: Dense, dim: int, index: Dense, src: Dense, reduce: str, *,
 def reduce_by_index(x: Dense, dim: int, index: Dense, src: Dense, reduce: str, include_self: bool) -> Dense:
     """scatter_reduce, with invalid contributions sent to a spare slot."""
     valid, safe = contribution_validity(index, src), checked_scatter_index(x, dim, index)
-    if x.validity is None and valid is None:
-        return Dense(aten.scatter_reduce(x.data, dim, safe, src.data, reduce, include_self=include_self))
     # In the spare slot 1 does no harm to any reduction, nor to the derivative of prod.
     values = src.data if valid is None else fill_where_invalid(corner(src.data, index.shape), valid, 1)
 
     def put(target: Tensor, reduction: str) -> Tensor:
         def reduced(t: Tensor, i: Tensor) -> Tensor:
-            result: Tensor = aten.scatter_reduce(t, dim, i, values, reduction, include_self=include_self)
-            return result
+            return aten.scatter_reduce(t, dim, i, values, reduction, include_self=include_self)
 
         return put_where_valid(target, dim, safe, valid, reduced)
 
@@ -186,10 +182,8 @@ def index_add(x: Dense, dim: int, index: Dense, source: Dense, *, alpha: Number 
     return Dense(data, as_int8(number > 0))
 
 
-@masked_rule(aten.index_reduce.default, category=ACCUMULATION, dims=Indexed(writes=True))
+@masked_rule(aten.index_reduce.default, category=ACCUMULATION, torch_if_valid=True, dims=Indexed(writes=True))
 def index_reduce(x: Dense, dim: int, index: Dense, source: Dense, reduce: str, *, include_self: bool = True) -> Dense:
-    if x.validity is None and index.validity is None and source.validity is None:
-        return Dense(aten.index_reduce(x.data, dim, index.data, source.data, reduce, include_self=include_self))
     # An index for each element, so that single elements can be sent to the spare slot.
     checked_index(x, dim, index)
     full_index = index.map(lambda i: _reshaped_along(i, dim, source.ndim).expand(source.shape))
@@ -210,13 +204,12 @@ def _reshaped_along(index: Tensor, dim: int, ndim: int) -> Tensor:
     aten.max_unpool3d.default,
     category=ASSIGNMENT,
     takes_op=True,
+    torch_if_valid=True,
     dims=Windows(),
 )
 def max_unpool(op: OpOverload, x: Dense, indices: Dense, output_size: Sequence[int], *options: Sequence[int]) -> Dense:
     """Elements at the positions from which they were pooled, in valid zeros; an invalid index writes nothing."""
     data = op(x.filled(0), indices.filled(0), output_size, *options)
-    if x.validity is None and indices.validity is None:
-        return Dense(data)
     valid, safe = indices.full_validity, indices.filled(0).flatten(-len(output_size))
 
     def put(values: Tensor) -> Tensor:
@@ -256,8 +249,7 @@ def segment_reduce(
         bounds[name] = None if bound is None else bound.data
 
     def reduced(values: Tensor, reduction: str, start: Number | None = None) -> Tensor:
-        result: Tensor = aten.segment_reduce(values, reduction, axis=axis, unsafe=unsafe, initial=start, **bounds)
-        return result
+        return aten.segment_reduce(values, reduction, axis=axis, unsafe=unsafe, initial=start, **bounds)
 
     if x.validity is None:
         return Dense(reduced(x.data, reduce, initial))

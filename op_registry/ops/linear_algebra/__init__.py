@@ -6,7 +6,3 @@ nothing, raises nothing, and changes none of its neighbours. The results for a m
     matrices  operators of one matrix: inverses, decompositions, determinants, functions
     solves    systems of equations: all or nothing for each column of the solution
 """
-
-from op_registry.ops.linear_algebra import matrices, solves
-
-__all__ = ["matrices", "solves"]

@@ -13,18 +13,7 @@ Law: a loss is valid where its input and target are; "mean" divides by the numbe
 """
 
 from op_registry.authoring import Sparse, first_of
-from op_registry.ops.losses import (
-    backward,
-    classification,
-    ctc,
-    linear_cross_entropy,
-    packed,
-    python_functions,
-    rules,
-    sparse,
-)
-
-__all__ = ["backward", "classification", "ctc", "linear_cross_entropy", "packed", "python_functions", "rules", "sparse"]
+from op_registry.ops.losses import classification, packed, sparse
 
 # Classes along a sparse dimension, else row by row along a dense one.
 classification.nll_loss.lowering(Sparse)(first_of(sparse.nll_loss, packed.nll_loss))

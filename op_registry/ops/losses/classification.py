@@ -27,10 +27,8 @@ from op_registry.authoring import (
     Sparse,
     accumulation_dtype,
     aligned_validity,
-    all_valid,
     as_bool,
     broadcast_along,
-    data_of,
     fill_where_invalid,
     filled_for_exp,
     gather_along,
@@ -172,11 +170,10 @@ def nll_loss_forward(c: Bound) -> tuple[Dense, Dense]:
     aten.cross_entropy_loss.default,
     category=LOSS,
     takes_call=True,
+    torch_if_valid=True,
     dims=Loss(Equation("nc*,nc*,c->n*", "nc*,n*,c->n*", "c,c,c->", "c,,c->")),
 )
 def cross_entropy_loss(c: Bound) -> Dense:
-    if all_valid(c.self, c.target, c.weight):
-        return Dense(c.map(data_of, Dense).applied(c.op))
     if not c.self.dtype.is_floating_point:
         aten.log_softmax(c.self.data.new_zeros(1), 0)  # raises torch's error
     if c.target.dtype.is_floating_point:
@@ -251,7 +248,12 @@ def _of_probabilities(c: Bound) -> Dense:
 # -------------------------------------------------------------------------------------------------------------- margins
 
 
-@masked_rule(aten.multi_margin_loss.default, category=LOSS, dims=Loss(Equation("nc,n,c->n", "c,,c->", "c,t,c->")))
+@masked_rule(
+    aten.multi_margin_loss.default,
+    category=LOSS,
+    torch_if_valid=True,
+    dims=Loss(Equation("nc,n,c->n", "c,,c->", "c,t,c->")),
+)
 def multi_margin_loss(
     self: Dense,
     target: Dense,
@@ -261,20 +263,17 @@ def multi_margin_loss(
     reduction: int = MEAN,
 ) -> Dense:
     """The mean over the row's valid classes: an input of -inf is within any margin and contributes nothing."""
-    if all_valid(self, target, weight):
-        weights = None if weight is None else weight.data
-        return Dense(aten.multi_margin_loss(self.data, target.data, p, margin, weights, reduction))
     x, classes = _with_classes(self), target.filled(0)
     rows = intersect(target.validity, intersect(_validity_at_row_class(x, classes), _weight_validity(weight, classes)))
     losses = aten.multi_margin_loss(_within_margin(x, rows), classes, p, margin, _filled(weight, 1), NONE)
     return _mean_over_classes(x, losses, rows, reduction)
 
 
-@masked_rule(aten.multilabel_margin_loss.default, category=LOSS, dims=Loss(Equation("nc,nc->n", "c,c->")))
+@masked_rule(
+    aten.multilabel_margin_loss.default, category=LOSS, torch_if_valid=True, dims=Loss(Equation("nc,nc->n", "c,c->"))
+)
 def multilabel_margin_loss(self: Dense, target: Dense, reduction: int = MEAN) -> Dense:
     """Targets end at the first -1. A row is valid where all targets before it are, and the input at them."""
-    if all_valid(self, target):
-        return Dense(aten.multilabel_margin_loss(self.data, target.data, reduction))
     x, labels = _with_classes(self), _with_classes(target)
     filled = labels.filled(0)
     ends = filled == -1 if labels.valid is None else (filled == -1) & labels.valid

@@ -19,7 +19,6 @@ from op_registry.authoring import (
     Dense,
     MaskedSemanticsError,
     Unknown,
-    all_valid,
     as_int8,
     by_rule,
     fill_where_invalid,
@@ -28,7 +27,6 @@ from op_registry.authoring import (
     known_all_valid,
     masked_rule,
     on_device_of,
-    run_plain,
     upcast_under_autocast,
     whole_validity,
 )
@@ -41,13 +39,14 @@ Lengths = Sequence[int] | Dense
 
 
 @masked_rule(
-    aten.ctc_loss, category=LOSS, takes_call=True, dims=Unknown("targets of several lengths lie in one dimension")
+    aten.ctc_loss,
+    category=LOSS,
+    takes_call=True,
+    torch_if_valid=True,
+    dims=Unknown("targets of several lengths lie in one dimension"),
 )
 def ctc_loss(c: Bound) -> Dense:
     """A mean divides each loss by its number of targets first, and then by the number of valid samples."""
-    if all_valid(*c.named.values()):
-        loss: Dense = run_plain(c.op, tuple(c.named.values()), {})
-        return loss
     batched = c.log_probs.ndim == 3
     scores = c.log_probs if batched else c.log_probs.map(lambda t: t.unsqueeze(1))
     scores = scores.like(upcast_under_autocast(scores.data))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.authoring import LOSS, Bound, Dense, Equation, all_valid, autocast_off, by_rule, masked_rule, run_plain
+from op_registry.authoring import LOSS, Bound, Dense, Equation, autocast_off, by_rule, masked_rule
 from op_registry.ops.losses.rules import MEAN, NONE, SUM
 
 aten = torch.ops.aten
@@ -43,13 +43,11 @@ if hasattr(torch.nn, "LinearCrossEntropyOptions"):
         torch_nn._linear_cross_entropy_batch_chunked.default,
         category=LOSS,
         takes_call=True,
+        torch_if_valid=True,
         dims=Equation("nk,ck,n,c,c->,AB,CD,E"),
     )
     def _linear_cross_entropy_batch_chunked(c: Bound) -> tuple[Any, ...]:
         """The loss and, instead of gradients from the forward pass, the empty tensors of a call without gradients."""
-        if all_valid(*c.tensors.values()):
-            result: tuple[Any, ...] = run_plain(c.op, tuple(c.named.values()), {})
-            return result
         no_gradients: list[Tensor] = [c.input.data.new_empty(size) for size in ((0, 0), (0, 0), (0,))]
         return (composed(c, {"mean": MEAN, "sum": SUM}[c.reduction]), *no_gradients)
 
@@ -57,10 +55,9 @@ if hasattr(torch.nn, "LinearCrossEntropyOptions"):
         torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default,
         category=LOSS,
         takes_call=True,
+        torch_if_valid=True,
         dims=Equation("nk,ck,n,c,c->n"),
     )
     def _linear_cross_entropy_batch_chunked_no_reduction(c: Bound) -> Any:
         """The loss of every row."""
-        if all_valid(*c.tensors.values()):
-            return run_plain(c.op, tuple(c.named.values()), {})
         return composed(c, NONE)

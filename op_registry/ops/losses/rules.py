@@ -24,9 +24,7 @@ from op_registry.authoring import (
     Run,
     accumulation_dtype,
     aligned_validity,
-    all_valid,
     bind_by_name,
-    data_of,
     fill_where_invalid,
     intersect,
     known_to_hold,
@@ -95,46 +93,36 @@ def of_elements(*fills: Number, zero: bool = False) -> Run:
     return loss
 
 
-mse_loss = masked_rule(aten.mse_loss.default, aten.l1_loss.default, category=LOSS, takes_op=True)(
-    of_elements(0, 0, zero=True)
-)
-smooth_l1_loss = masked_rule(aten.smooth_l1_loss.default, aten.huber_loss.default, category=LOSS, takes_op=True)(
-    of_elements(0, 0, zero=True)
-)
-soft_margin_loss = masked_rule(aten.soft_margin_loss.default, category=LOSS, takes_op=True)(of_elements(0, 1))
-hinge_embedding_loss = masked_rule(aten.hinge_embedding_loss.default, category=LOSS, takes_op=True)(of_elements(1, 1))
-margin_ranking_loss = masked_rule(aten.margin_ranking_loss.default, category=LOSS, takes_op=True)(of_elements(0, 0, 1))
-binary_cross_entropy = masked_rule(aten.binary_cross_entropy.default, category=LOSS, takes_op=True)(
-    of_elements(0.5, 0.5, 1)
-)
-binary_cross_entropy_with_logits = masked_rule(
-    aten.binary_cross_entropy_with_logits.default, category=LOSS, takes_op=True
-)(of_elements(0, 0, 1, 1))
-kl_div = masked_rule(aten.kl_div.default, category=LOSS, takes_op=True)(of_elements(0, 1))
-poisson_nll_loss = masked_rule(aten.poisson_nll_loss.default, category=LOSS, takes_op=True)(of_elements(1, 1))
 ELEMENTWISE = (
-    mse_loss,
-    smooth_l1_loss,
-    soft_margin_loss,
-    hinge_embedding_loss,
-    margin_ranking_loss,
-    binary_cross_entropy,
-    binary_cross_entropy_with_logits,
-    kl_div,
-    poisson_nll_loss,
+    masked_rule(aten.mse_loss.default, aten.l1_loss.default, category=LOSS, takes_op=True)(
+        of_elements(0, 0, zero=True)
+    ),
+    masked_rule(aten.smooth_l1_loss.default, aten.huber_loss.default, category=LOSS, takes_op=True)(
+        of_elements(0, 0, zero=True)
+    ),
+    masked_rule(aten.soft_margin_loss.default, category=LOSS, takes_op=True)(of_elements(0, 1)),
+    masked_rule(aten.hinge_embedding_loss.default, category=LOSS, takes_op=True)(of_elements(1, 1)),
+    masked_rule(aten.margin_ranking_loss.default, category=LOSS, takes_op=True)(of_elements(0, 0, 1)),
+    masked_rule(aten.binary_cross_entropy.default, category=LOSS, takes_op=True)(of_elements(0.5, 0.5, 1)),
+    masked_rule(aten.binary_cross_entropy_with_logits.default, category=LOSS, takes_op=True)(of_elements(0, 0, 1, 1)),
+    masked_rule(aten.kl_div.default, category=LOSS, takes_op=True)(of_elements(0, 1)),
+    masked_rule(aten.poisson_nll_loss.default, category=LOSS, takes_op=True)(of_elements(1, 1)),
 )
 
 
 # -------------------------------------------------------------------------------------------------- between two vectors
 
 
-@masked_rule(aten.cosine_embedding_loss.default, category=LOSS, dims=Loss(Equation("nd,nd,n->n", "d,d,->")))
+@masked_rule(
+    aten.cosine_embedding_loss.default,
+    category=LOSS,
+    torch_if_valid=True,
+    dims=Loss(Equation("nd,nd,n->n", "d,d,->")),
+)
 def cosine_embedding_loss(
     input1: Dense, input2: Dense, target: Dense, margin: float = 0.0, reduction: int = MEAN
 ) -> Dense:
     """The cosine over the coordinates that are valid in both; valid where there is one and the target is valid."""
-    if all_valid(input1, input2, target):
-        return Dense(aten.cosine_embedding_loss(input1.data, input2.data, target.data, margin, reduction))
     joint = valid_in_all(input1, input2)
     pairs = Dense(input1.data, joint)
     has_common = pairs.any_valid(-1, keepdim=True)
@@ -148,7 +136,7 @@ def cosine_embedding_loss(
     return reduced(Dense(losses, intersect(rows, target.validity)), reduction)
 
 
-@masked_rule(aten.triplet_margin_loss.default, category=LOSS, dims=Loss(Equation("*d,*d,*d->*")))
+@masked_rule(aten.triplet_margin_loss.default, category=LOSS, torch_if_valid=True, dims=Loss(Equation("*d,*d,*d->*")))
 def triplet_margin_loss(
     anchor: Dense,
     positive: Dense,
@@ -160,9 +148,6 @@ def triplet_margin_loss(
     reduction: int = MEAN,
 ) -> Dense:
     """Each distance over the coordinates that are valid in both vectors; valid where all have such a coordinate."""
-    if all_valid(anchor, positive, negative):
-        plain = data_of([anchor, positive, negative])
-        return Dense(aten.triplet_margin_loss(*plain, margin, p, eps, swap, reduction))
     to_positive = _distance(anchor, positive, p, eps)
     to_negative = _distance(anchor, negative, p, eps)
     nearest = to_negative.data

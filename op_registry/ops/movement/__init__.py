@@ -11,7 +11,3 @@ Law: an element moves together with its validity. Elements that the operator its
     permuted        views and cat of sparse storage with dense dimensions in front of sparse ones
     backward        backward operators of padding
 """
-
-from op_registry.ops.movement import backward, joins, permuted, rules, sparse, sparse_choice, sparse_windows, views
-
-__all__ = ["backward", "joins", "permuted", "rules", "sparse", "sparse_choice", "sparse_windows", "views"]

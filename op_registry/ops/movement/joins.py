@@ -59,8 +59,7 @@ def stack(op: OpOverload, tensors: Sequence[Dense], dim: int = 0) -> Dense:
 )
 def _chunk_cat(op: OpOverload, tensors: Sequence[Dense], dim: int, num_chunks: int) -> Dense:
     """Chunks side by side, each tensor padded with (valid) zeros to a multiple of the chunk size."""
-    result: Dense = run_movement(op, tensors, dim, num_chunks, _traits=Traits(writes=True))
-    return result
+    return run_movement(op, tensors, dim, num_chunks, _traits=Traits(writes=True))
 
 
 @masked_rule(aten.where.self, category=CHOICE)

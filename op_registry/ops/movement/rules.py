@@ -94,8 +94,7 @@ def repeat_interleave(repeats: Dense, *, output_size: int | None = None) -> Tens
             f"repeat_interleave was given output_size={output_size}, but some of the {repeats.shape[0]} repeats are "
             "invalid and count as 0. Leave output_size out, or fill repeats first."
         )
-    positions: Tensor = aten.repeat_interleave.Tensor(repeats.filled(0), output_size=output_size)
-    return positions
+    return aten.repeat_interleave.Tensor(repeats.filled(0), output_size=output_size)
 
 
 # --------------------------------------------------------------------------- zeros that the operator writes are valid

@@ -9,7 +9,3 @@ Law: statistics are those of the valid elements of the slice; the result is vali
     sparse          softmax and renorm along sparse dimensions
     backward        torch's gradient formulas, called by hand
 """
-
-from op_registry.ops.normalization import backward, batch_norms, channels, norms, softmax, sparse
-
-__all__ = ["backward", "batch_norms", "channels", "norms", "softmax", "sparse"]

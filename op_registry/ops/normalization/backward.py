@@ -17,7 +17,6 @@ from op_registry.authoring import (
     Bound,
     Dense,
     DenseSlices,
-    all_valid,
     by_rule,
     derivative,
     fill_where_invalid,
@@ -27,7 +26,6 @@ from op_registry.authoring import (
     nonzero_count,
     opaque,
     requested_gradients,
-    run_plain,
     valid_in_all,
     vjp,
 )
@@ -41,15 +39,12 @@ def saved_eps(x: Dense, dims: tuple[int, ...], rstd: Dense) -> Tensor:
     """The eps that was added to the variance of each slice, recovered from the saved `rstd`."""
     m = moments(with_validity(x.like(x.data.detach())), DenseSlices(dims))
     variance = m.square / nonzero_count(m.count)
-    eps: Tensor = rstd.filled(1).detach().reshape(variance.shape).to(variance.dtype) ** -2 - variance
-    return eps
+    return rstd.filled(1).detach().reshape(variance.shape).to(variance.dtype) ** -2 - variance
 
 
-@masked_rule(aten.native_layer_norm_backward.default, category=DERIVATIVE, takes_call=True)
+@masked_rule(aten.native_layer_norm_backward.default, category=DERIVATIVE, takes_call=True, torch_if_valid=True)
 def native_layer_norm_backward(c: Bound) -> tuple[Dense | None, ...]:
     """Where the saved statistics are invalid, the whole slice is."""
-    if all_valid(*c.named.values()):
-        return run_plain(c.op, tuple(c.named.values()), {})
     dims = tuple(range(c.input.ndim - len(c.normalized_shape), c.input.ndim))
     x = c.input.masked_by(valid_in_all(c.mean, c.rstd))
     eps = saved_eps(x, dims, c.rstd)
@@ -61,11 +56,9 @@ def native_layer_norm_backward(c: Bound) -> tuple[Dense | None, ...]:
     return requested_gradients(vjp(normalised, (x, c.weight, c.bias), c.grad_out), c.output_mask)
 
 
-@masked_rule(aten.native_group_norm_backward.default, category=DERIVATIVE, takes_call=True)
+@masked_rule(aten.native_group_norm_backward.default, category=DERIVATIVE, takes_call=True, torch_if_valid=True)
 def native_group_norm_backward(c: Bound) -> tuple[Dense | None, ...]:
     """As native_layer_norm_backward, by groups of channels. The operator takes no bias: it counts as all valid."""
-    if all_valid(*c.named.values()):
-        return run_plain(c.op, tuple(c.named.values()), {})
     statistics_validity = valid_in_all(c.mean, c.rstd)
     if statistics_validity is not None:
         by_channel = statistics_validity.expand(c.N, c.group).repeat_interleave(c.C // c.group, 1)
@@ -83,12 +76,14 @@ def native_group_norm_backward(c: Bound) -> tuple[Dense | None, ...]:
 
 
 @masked_rule(
-    aten.native_batch_norm_backward.default, aten.batch_norm_backward.default, category=DERIVATIVE, takes_call=True
+    aten.native_batch_norm_backward.default,
+    aten.batch_norm_backward.default,
+    category=DERIVATIVE,
+    takes_call=True,
+    torch_if_valid=True,
 )
 def native_batch_norm_backward(c: Bound) -> tuple[Dense | None, ...]:
     """By channel: with the batch's statistics in training, with the running ones otherwise."""
-    if all_valid(*c.named.values()):
-        return run_plain(c.op, tuple(c.named.values()), {})
     x, training = c.input, c["train" if "train" in c else "update"]
     weight = Dense(x.data.new_ones(x.shape[1])) if c.weight is None else c.weight
     bias = Dense(x.data.new_zeros(x.shape[1]))

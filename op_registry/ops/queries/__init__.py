@@ -6,7 +6,3 @@ Law: the answer is about the valid elements alone, and is a plain tensor or Pyth
     empty   any and all in torch's own Python code, for operands without a valid element
     sparse  count_nonzero, nonzero, histc, histogram, unique and equality on sparse storage
 """
-
-from op_registry.ops.queries import empty, rules, sparse
-
-__all__ = ["empty", "rules", "sparse"]

@@ -138,8 +138,7 @@ def isin(
 @masked_rule(aten.count_nonzero, category=QUERY, takes_op=True, dims=Along("reduced"))
 def count_nonzero(op: OpOverload, self: Dense, *dim: Any, **options: Any) -> Tensor:
     """How many valid elements are not zero."""
-    result: Tensor = op(self.filled(0), *dim, **options)
-    return result
+    return op(self.filled(0), *dim, **options)
 
 
 @masked_rule(aten.bincount, category=QUERY, data_sizes=True)
@@ -151,8 +150,7 @@ def bincount(self: Dense, weights: Dense | None = None, minlength: int = 0) -> T
     if validity is not None and self.ndim == 1 and all(r.shape == self.shape for r in records):
         valid = as_bool(validity).expand(self.shape)
         datas = [data[valid] for data in datas]
-    result: Tensor = aten.bincount(*datas, minlength=minlength)
-    return result
+    return aten.bincount(*datas, minlength=minlength)
 
 
 @masked_rule(aten.histc, category=QUERY)
@@ -245,8 +243,7 @@ def plain_bins(op: OpOverload, bins: Bins) -> Any:
 @masked_rule(aten.nonzero, aten.nonzero_static, category=QUERY, takes_op=True)
 def nonzero(op: OpOverload, self: Dense, **options: Any) -> Tensor:
     """The indices of the valid elements that are not zero."""
-    result: Tensor = op(self.filled(0), **options)
-    return result
+    return op(self.filled(0), **options)
 
 
 def distinct(op: OpOverload, self: Dense, *flags: Any, inverse: bool) -> tuple[Any, ...]:

@@ -7,7 +7,3 @@ torch's stream of random numbers. A number drawn from an invalid parameter is in
     packed    dropout on packed batches
     backward  derivatives of gamma and Dirichlet samples
 """
-
-from op_registry.ops.random import backward, packed, rules
-
-__all__ = ["backward", "packed", "rules"]

@@ -7,7 +7,3 @@ Law: only valid steps update the state; the last state of a sequence is that aft
     packing  pack_padded_sequence, pad_packed_sequence and pad_sequence
     samples  calls for conformance, which torch's operator database lacks
 """
-
-from op_registry.ops.recurrent import packed, packing, rules, samples
-
-__all__ = ["packed", "packing", "rules", "samples"]

@@ -18,7 +18,6 @@ from op_registry.authoring import (
     Number,
     Unknown,
     aligned_validity,
-    all_valid,
     expand_validity,
     joinable_validities,
     known_all_valid,
@@ -76,6 +75,7 @@ def _pad_packed_sequence(
 @masked_rule(
     aten.pad_sequence.default,
     category=MOVEMENT,
+    torch_if_valid=True,
     dims=Unknown("sequences of several lengths are packed into one dimension"),
 )
 def pad_sequence(
@@ -83,6 +83,4 @@ def pad_sequence(
 ) -> Dense:
     """Sequences side by side, with valid padding."""
     data = aten.pad_sequence([x.data for x in sequences], batch_first, padding_value, padding_side)
-    if all_valid(*sequences):
-        return Dense(data)
     return Dense(data, aten.pad_sequence(joinable_validities(sequences, along=0), batch_first, 1, padding_side))

@@ -295,12 +295,10 @@ def on_packed(c: Bound) -> Any:
         return results_like(c.with_(batch_sizes=sizes).map(zero_filled, Dense).applied(c.op), None)
 
     def padded(x: Tensor) -> Tensor:
-        result: Tensor = aten._pad_packed_sequence(x, sizes, False, 0, len(sizes))[0]
-        return result
+        return aten._pad_packed_sequence(x, sizes, False, 0, len(sizes))[0]
 
     def packed(x: Tensor) -> Tensor:
-        result: Tensor = aten._pack_padded_sequence(x, lengths, False)[0]
-        return result
+        return aten._pack_padded_sequence(x, lengths, False)[0]
 
     def drop(x: Tensor) -> Tensor:
         # As in torch, random numbers are drawn for packed steps only.

@@ -9,7 +9,3 @@ Those that sort (median, mode, kthvalue) are in ops/scans/sorting.py.
     sparse        segment reductions over stored elements
     backward      torch's gradient formulas, called by hand
 """
-
-from op_registry.ops.reductions import backward, rules, sparse, statistics, torch_masked
-
-__all__ = ["backward", "rules", "sparse", "statistics", "torch_masked"]

@@ -71,8 +71,7 @@ def _plain_kernel(name: str) -> Callable[..., Tensor]:
 def _operator(name: str) -> OpOverload:
     _library.define(name + _SCHEMAS[name])
     _library.impl(name, TORCH_FUNCTIONS[name], "CompositeImplicitAutograd")
-    op: OpOverload = getattr(torch.ops.torch_masked, name).default
-    return op
+    return getattr(torch.ops.torch_masked, name).default
 
 
 # By name in torch.masked: torch's function, and the operator that represents it.
@@ -128,8 +127,7 @@ def reductions(op: OpOverload, input: Dense, *args: Any, mask: Dense | None = No
 )
 def indices(op: OpOverload, input: Dense, *args: Any, **kwargs: Any) -> Dense:
     """Those whose results are indices."""
-    found: Dense = reductions.run(op, input, *args, **kwargs)
-    return found
+    return reductions.run(op, input, *args, **kwargs)
 
 
 def _options(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -198,8 +196,7 @@ def _empty_slices(mask: Dense | Sparse, shape: Sequence[int], dims: tuple[int, .
     if tuple(mask.shape) != tuple(shape):
         raise NotLowered("its mask is sparse and would be broadcast")
     excluding = mask.like(mask.values.masked_by(as_int8(~mask.values.data.to(torch.bool))))
-    all_excluded: Tensor = excluding.count(dims) == math.prod(shape[d] for d in dims)
-    return all_excluded
+    return excluding.count(dims) == math.prod(shape[d] for d in dims)
 
 
 def _select(x: Sparse, mask: Dense | Sparse) -> Sparse:

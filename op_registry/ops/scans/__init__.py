@@ -5,7 +5,3 @@ Law: a scan runs over the valid elements and is invalid elsewhere; a sort puts v
     rules    cumsum, cumprod, cummax, cummin, logcumsumexp
     sorting  sort, topk, kthvalue, median, mode, searchsorted, bucketize
 """
-
-from op_registry.ops.scans import rules, sorting
-
-__all__ = ["rules", "sorting"]

@@ -6,7 +6,3 @@ transform. A signal with missing samples has no spectrum without a model of the 
     fft   discrete Fourier transforms, from which torch composes all of torch.fft
     stft  short-time transforms and their inverse
 """
-
-from op_registry.ops.transforms import fft, stft
-
-__all__ = ["fft", "stft"]

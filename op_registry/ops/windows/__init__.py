@@ -13,29 +13,3 @@ Law: each result is computed from the valid elements of its window; a window wit
     sparse         nearest-neighbour interpolation on sparse storage
     backward       torch's gradient formulas, called by hand
 """
-
-from op_registry.ops.windows import (
-    backward,
-    convolution,
-    crops,
-    grid_sampling,
-    interpolation,
-    lp_pooling,
-    padding,
-    pooling,
-    samples,
-    sparse,
-)
-
-__all__ = [
-    "backward",
-    "convolution",
-    "crops",
-    "grid_sampling",
-    "interpolation",
-    "lp_pooling",
-    "padding",
-    "pooling",
-    "samples",
-    "sparse",
-]

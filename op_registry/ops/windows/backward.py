@@ -79,11 +79,9 @@ def convolution_backward(c: Bound) -> tuple[Dense | None, ...]:
     return requested_gradients(vjp(convolve, (input, weight, bias), c.grad_output), output_mask)
 
 
-@masked_rule(aten._slow_conv2d_backward.output_mask, category=DERIVATIVE, takes_call=True)
+@masked_rule(aten._slow_conv2d_backward.output_mask, category=DERIVATIVE, takes_call=True, torch_if_valid=True)
 def _slow_conv2d_backward(c: Bound) -> Any:
     """Like convolution_backward, without dilation and groups."""
-    if all_valid(*c.named.values()):
-        return run_plain(c.op, tuple(c.named.values()), {})
     arguments = (None, c.stride, c.padding, [1, 1], False, [0, 0], 1, c.output_mask)
     return by_rule(aten.convolution_backward.default, c.grad_output, c.self, c.weight, *arguments)
 

@@ -125,8 +125,7 @@ def _valid_taps_by_group(
 ) -> Tensor:
     """The number of valid inputs in each group's window, for each output channel (or one for all)."""
     if broadcast_along(valid_inputs, 1) or groups == 1:
-        taps: Tensor = convolve(valid_inputs.amax(1, keepdim=True).to(torch.float32), one_tap, None, 1)
-        return taps
+        return convolve(valid_inputs.amax(1, keepdim=True).to(torch.float32), one_tap, None, 1)
     by_group = valid_inputs.unflatten(1, (groups, -1)).amax(2).to(torch.float32)
     taps = convolve(by_group.flatten(0, 1).unsqueeze(1), one_tap, None, 1).unflatten(0, (-1, groups))
     outputs = weight.shape[1] if transposed else weight.shape[0] // groups

@@ -109,8 +109,7 @@ def cropped_result(data: Tensor, along: Along, x: Dense, valid: Tensor | None) -
             shape[0 if lead > 1 else lead + d], shape[lead + d] = there.shape[0], there.shape[1]
             factor = extents.Factor(known[0], as_int8(there).reshape(shape))
             factors.append(factor.knowing(lead + d, extents.as_positions(known[0][lead + d])))
-    found: Dense = extents.finished(extents.with_factors(Dense(data, validity), factors, padded=False, grows=False))
-    return found
+    return extents.finished(extents.with_factors(Dense(data, validity), factors, padded=False, grows=False))
 
 
 def per_sample(along: Sequence[Tensor], x: Dense) -> Tensor:

@@ -24,14 +24,12 @@ from op_registry.authoring import (
     Bound,
     Dense,
     Equation,
-    all_valid,
     as_bool,
     as_int8,
     by_rule,
     intersect,
     masked_rule,
     requested_gradients,
-    run_plain,
     vjp,
 )
 from op_registry.ops.windows.pooling import numeric_validity
@@ -74,14 +72,12 @@ def grid_sampler(
 @masked_rule(
     aten.cudnn_grid_sampler.default,
     category=POOLING,
+    torch_if_valid=True,
     dims=Equation("nchw,nxyk->ncxy", "ncdhw,nzxyk->nczxy", indexed="dhw"),
 )
 def cudnn_grid_sampler(self: Dense, grid: Dense) -> Dense:
     """Bilinear, with zeros outside and aligned corners."""
-    if all_valid(self, grid):
-        return Dense(aten.cudnn_grid_sampler(self.data, grid.data))
-    result: Dense = by_rule(aten.grid_sampler_2d.default, self, grid, 0, ZEROS, True)
-    return result
+    return by_rule(aten.grid_sampler_2d.default, self, grid, 0, ZEROS, True)
 
 
 # -------------------------------------------------------------------------------------------------------------- bicubic
@@ -115,11 +111,10 @@ def bicubic_validity(mask: Tensor, points: Tensor, *options: Any) -> Tensor:
     aten._grid_sampler_2d_cpu_fallback_backward.default,
     category=DERIVATIVE,
     takes_call=True,
+    torch_if_valid=True,
 )
 def grid_sampler_backward(c: Bound) -> tuple[Dense | None, ...]:
     """Gradients for input and grid; the fallback has both."""
-    if all_valid(*c.named.values()):
-        return run_plain(c.op, tuple(c.named.values()), {})
     options = (c.interpolation_mode, c.padding_mode, c.align_corners)
     sampler = aten.grid_sampler_3d if c.op is aten.grid_sampler_3d_backward.default else aten.grid_sampler_2d
 

@@ -42,11 +42,9 @@ def defaults(packets: Sequence[OpOverloadPacket]) -> list[OpOverload]:
     return [packet.default for packet in packets]
 
 
-@masked_rule(*defaults(NEAREST), category=POOLING, takes_op=True)
+@masked_rule(*defaults(NEAREST), category=POOLING, takes_op=True, torch_if_valid=True)
 def upsample_nearest(op: OpOverload, self: Dense, output_size: Sequence[int], *scales: float | None) -> Dense:
     data = op(self.data, output_size, *scales)
-    if self.validity is None:
-        return Dense(data)
     return Dense(data, as_int8(op(numeric_validity(self, spatial_dims(op)), output_size, *scales) != 0))
 
 
@@ -60,14 +58,12 @@ def upsample_linear(
     return averaged(interpolate, self, spatial_dims(op), to_integer=torch.round)
 
 
-@masked_rule(*defaults(NEEDS_ALL_VALID), category=POOLING, takes_op=True)
+@masked_rule(*defaults(NEEDS_ALL_VALID), category=POOLING, takes_op=True, torch_if_valid=True)
 def upsample_every(
     op: OpOverload, self: Dense, output_size: Sequence[int], align_corners: bool, *scales: float | None
 ) -> Dense:
     """Valid where no invalid element has a weight, which is decided dimension by dimension."""
     data = op(self.filled(0), output_size, align_corners, *scales)
-    if self.validity is None:
-        return Dense(data)
     invalid = 1 - numeric_validity(self, 2)
     vertical, horizontal = scales or (None, None)
 

@@ -15,7 +15,7 @@ These rules wait in RULES; the overlay that registers them is made when it is fi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -73,47 +73,21 @@ def within_samples(rule: Rule) -> Rule:
 # --------------------------------------------------------------------------------------------------------- convolutions
 
 
-def cropped(
-    convolve: Callable[[Dense | None], Dense],
-    x: Dense,
-    bias: Dense | None,
-    spatial: int,
-    windows: Callable[[torch.Size], Sequence[Geometry | TransposedGeometry]],
-) -> Dense:
-    """`convolve(bias)`, a convolution by the rules for missing values, with the masks of the crops' convolutions.
-
-    windows   of each dimension, for the sizes of the output
-    """
-    if x.validity is None:
-        return convolve(bias)
-    result = convolve(None if bias is None else Dense(bias.filled(0)))
-    along = list(zip(windows(result.shape[-spatial:]), crops(x, spatial), strict=True))
-    per_channel = None if bias is None or bias.validity is None else bias.validity.reshape(-1, *[1] * spatial)
-    found = cropped_result(result.data, along, x, result.validity)
-    return Dense(found.data, intersect(found.validity, per_channel), found.extent)
-
-
-def convolution_windows(
-    weight: Dense, stride: Sizes, padding: Sizes | str, dilation: Sizes
-) -> Callable[[torch.Size], list[Geometry]]:
-    kernel = weight.shape[2:]
+def windows_of(c: Bound, sizes: Sizes) -> list[Geometry] | list[TransposedGeometry]:
+    """The windows of a convolution along each dimension, for the sizes of its output."""
+    kernel = c.weight.shape[2:]
     spatial = len(kernel)
-    strides, dilations = per_dim(stride, spatial), per_dim(dilation, spatial)
-    if isinstance(padding, str):
-        totals = [d * (k - 1) if padding == "same" else 0 for k, d in zip(kernel, dilations, strict=True)]
+    strides, dilations = per_dim(c.stride, spatial), per_dim(c.dilation, spatial)
+    if convolution.is_transposed(c.named):
+        paddings, output_paddings = per_dim(c.padding, spatial), per_dim(c.output_padding, spatial)
+        return list(map(TransposedGeometry, sizes, kernel, strides, paddings, dilations, output_paddings))
+    if isinstance(c.padding, str):
+        totals = [d * (k - 1) if c.padding == "same" else 0 for k, d in zip(kernel, dilations, strict=True)]
         before = [total // 2 for total in totals]
         after = [total - b for total, b in zip(totals, before, strict=True)]
     else:
-        before = after = list(per_dim(padding, spatial))
-    return lambda out: list(map(Geometry, out, kernel, strides, before, after, dilations))
-
-
-def transposed_windows(
-    weight: Dense, stride: Sizes, padding: Sizes, output_padding: Sizes, dilation: Sizes
-) -> Callable[[torch.Size], list[TransposedGeometry]]:
-    kernel = weight.shape[2:]
-    sizes = [per_dim(s, len(kernel)) for s in (stride, padding, dilation, output_padding)]
-    return lambda out: list(map(TransposedGeometry, out, kernel, *sizes))
+        before = after = list(per_dim(c.padding, spatial))
+    return list(map(Geometry, sizes, kernel, strides, before, after, dilations))
 
 
 @masked_rule(
@@ -125,17 +99,17 @@ def transposed_windows(
     register=within_samples,
 )
 def conv(c: Bound) -> Dense:
-    _, _, _, *geometry = c.named.values()
-
-    def convolve(bias: Dense | None) -> Dense:
-        return convolution.convolution(c.op, c.input, c.weight, bias, *geometry)
-
-    windows = (
-        transposed_windows(c.weight, c.stride, c.padding, c.output_padding, c.dilation)
-        if convolution.is_transposed(c.named)
-        else convolution_windows(c.weight, c.stride, c.padding, c.dilation)
-    )
-    return cropped(convolve, c.input, c.bias, c.weight.ndim - 2, windows)
+    """A convolution by the rules for missing values, with the masks of the crops' convolutions."""
+    x, weight, bias, *geometry = c.named.values()
+    if x.validity is None:
+        return convolution.convolution(c.op, x, weight, bias, *geometry)
+    filled = None if bias is None else Dense(bias.filled(0))
+    result = convolution.convolution(c.op, x, weight, filled, *geometry)
+    spatial = weight.ndim - 2
+    along = list(zip(windows_of(c, result.shape[-spatial:]), crops(x, spatial), strict=True))
+    per_channel = None if bias is None or bias.validity is None else bias.validity.reshape(-1, *[1] * spatial)
+    found = cropped_result(result.data, along, x, result.validity)
+    return Dense(found.data, intersect(found.validity, per_channel), found.extent)
 
 
 @masked_rule(aten.conv_tbc.default, category=CONTRACTION, register=within_samples)
@@ -156,7 +130,7 @@ def pooling_windows(c: Bound, out: torch.Size) -> list[Geometry]:
     return [Geometry(o, k, s, b, a, d, by_ceil=c.ceil_mode) for o, k, s, b, a, d in windows]
 
 
-@masked_rule(*pooling.avg_pool.ops, category=POOLING, takes_call=True, register=within_samples)
+@masked_rule(*pooling.avg_pool.ops, category=POOLING, takes_call=True, torch_if_valid=True, register=within_samples)
 def avg_pool(c: Bound) -> Dense:
     """The sum of the window, divided by the number of its valid elements and of the crop's own padding in it."""
     self, spatial = c.self, spatial_dims(c.op)
@@ -165,8 +139,6 @@ def avg_pool(c: Bound) -> Dense:
     def average(x: Tensor) -> Any:
         return c.op(x, *window)
 
-    if self.validity is None:
-        return Dense(average(self.data))
     mask = numeric_validity(self, spatial)
     valid_share = average(mask)
     boxes = crops(self, spatial)
@@ -193,13 +165,11 @@ def avg_pool(c: Bound) -> Dense:
     return Dense(mean.to(self.dtype), validity, found.extent)
 
 
-@masked_rule(*pooling.max_pool.ops, category=POOLING, takes_call=True, register=within_samples)
+@masked_rule(*pooling.max_pool.ops, category=POOLING, takes_call=True, torch_if_valid=True, register=within_samples)
 def max_pool(c: Bound) -> Any:
     """The maxima by the rules for missing values; their indices refer to the batch."""
     self, spatial = c.self, spatial_dims(c.op)
     result = pooling.maximum(c.op, *c.named.values())
-    if self.validity is None:
-        return result
     first = result if isinstance(result, Dense) else result[0]
     assert first.validity is not None
     windows = pooling_windows(c, first.shape[-spatial:])
@@ -214,16 +184,15 @@ def max_pool(c: Bound) -> Any:
 def in_bins(data: Tensor, x: Dense, validity: Tensor, spatial: int) -> Dense:
     """A result of adaptive pooling, whose bins are all there."""
     others = extents.without(x, range(x.ndim - spatial, x.ndim))
-    found: Dense = extents.finished(extents.with_factors(Dense(data, validity), others, padded=False, grows=False))
-    return found
+    return extents.finished(extents.with_factors(Dense(data, validity), others, padded=False, grows=False))
 
 
-@masked_rule(*pooling.adaptive_avg_pool.ops, category=POOLING, takes_op=True, register=within_samples)
+@masked_rule(
+    *pooling.adaptive_avg_pool.ops, category=POOLING, takes_op=True, torch_if_valid=True, register=within_samples
+)
 def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
     """The mean of the valid elements of each bin of the sample's box."""
     spatial = spatial_dims(op)
-    if self.validity is None:
-        return Dense(op(self.data, output_size))
     mask = numeric_validity(self, spatial)
     total, count = self.filled(0).to(mask.dtype), mask
     if self.ndim == spatial + 1:
@@ -240,13 +209,12 @@ def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
     return in_bins(mean.to(self.dtype), self, as_int8(count > 0), spatial)
 
 
-@masked_rule(*pooling.adaptive_max_pool.ops, category=POOLING, takes_op=True, register=within_samples)
+@masked_rule(
+    *pooling.adaptive_max_pool.ops, category=POOLING, takes_op=True, torch_if_valid=True, register=within_samples
+)
 def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> tuple[Dense, Dense]:
     """The greatest valid element of each bin of the sample's box, and its index in a plane of the batch."""
     spatial = spatial_dims(op)
-    if self.validity is None:
-        values, indices = op(self.data, output_size)
-        return Dense(values), Dense(indices)
     data, valid = self.filled(lowest(self.dtype)), numeric_validity(self, spatial)
     if self.ndim == spatial + 1:
         data, valid = data.unsqueeze(0), valid.unsqueeze(0)

@@ -52,8 +52,7 @@ def changed_along(
 
 def finished(result: Dense, factors: Sequence[extents.Factor]) -> Dense:
     """A result that is valid only where these factors say that it is there."""
-    found: Dense = extents.finished(extents.with_factors(result, factors, padded=False))
-    return found
+    return extents.finished(extents.with_factors(result, factors, padded=False))
 
 
 def _there(factor: extents.Factor) -> Tensor:
