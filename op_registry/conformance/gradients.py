@@ -210,7 +210,7 @@ def _weighted_gradients(gradients: Gradients) -> Tensor | None:
 
 def _derivatives_of(trial: Trial, answer: Callable[..., Any]) -> PlainDerivatives | None:
     """The gradients of both orders of the oracle (`answer` is `expected`) or of plain torch (`plain_result`)."""
-    args, kwargs, tensors = trial.copies(gradients=True)
+    args, kwargs, tensors = trial.sample.copies(plain_torch.variables(trial.sample, trial.seed))
     masks = {id(t): m for t, m in zip(tensors, trial.masks, strict=True) if m is not None}
     start_random_numbers(trial.seed)
 

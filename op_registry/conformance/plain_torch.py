@@ -50,7 +50,7 @@ class Derivative:
 @functools.lru_cache(maxsize=256)
 def forward(sample: Sample, seed: int = 0) -> Forward:
     """Run the sample on plain tensors."""
-    args, kwargs, copies = _copies(sample, frozenset())
+    args, kwargs, copies = sample.copies()
     versions = [t._version for t in copies]
     start_random_numbers(seed)
     try:
@@ -83,7 +83,7 @@ def derivative(sample: Sample, seed: int = 0) -> Derivative:
     forward_error = forward(sample, seed).error
     if forward_error is not None:
         return Derivative(0, f"plain torch raises {forward_error}")
-    args, kwargs, copies = _copies(sample, variables(sample, seed))
+    args, kwargs, copies = sample.copies(variables(sample, seed))
     inputs = [t for t in copies if t.requires_grad]
     start_random_numbers(seed)
     try:
@@ -159,7 +159,7 @@ def _along(scalar: Tensor, moved: Tensor, direction: Tensor) -> float:
 
 
 def _scalar_of_moved(sample: Sample, seed: int, n: int, direction: Tensor, step: float) -> tuple[Tensor, Tensor]:
-    args, kwargs, copies = _copies(sample, frozenset({n}))
+    args, kwargs, copies = sample.copies(frozenset({n}))
     with torch.no_grad():
         copies[n] += step * direction
     start_random_numbers(seed)
@@ -177,7 +177,7 @@ def _named_argument(sample: Sample, n: int) -> str:
 
 def error_of_whole_gradient(sample: Sample, seed: int = 0) -> str | None:
     """The error of plain torch when it differentiates the whole result, not its `differentiable_part` alone."""
-    args, kwargs, copies = _copies(sample, variables(sample, seed))
+    args, kwargs, copies = sample.copies(variables(sample, seed))
     start_random_numbers(seed)
     leaves = tree_leaves(sample.fn(*args, **kwargs))
     scalar = weighted_sum([(leaf, None) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
@@ -201,17 +201,6 @@ def one_line(error: Exception) -> str:
 
 def _differ(a: Tensor, b: Tensor) -> bool:
     return a.shape != b.shape or bit_difference(a, b) is not None
-
-
-def _copies(sample: Sample, wanted: frozenset[int]) -> tuple[Any, Any, list[Tensor]]:
-    copies: list[Tensor] = []
-
-    def copy(tensor: Tensor) -> Tensor:
-        copies.append(tensor.detach().clone().requires_grad_(len(copies) in wanted))
-        return copies[-1]
-
-    args, kwargs = sample.with_tensors(copy)
-    return args, kwargs, copies
 
 
 def weighting(data: Tensor, seed: int = 0) -> Tensor:
