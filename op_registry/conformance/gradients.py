@@ -49,7 +49,7 @@ def gradients_are_derivatives(trial: Trial) -> None:
     observed_derivatives = derivatives_or_refusal(trial)
     first = observed_derivatives[0]
     for position, (gradient, mask) in enumerate(zip(first, trial.masks, strict=True)):
-        _masked_like_its_tensor(f"the rule's gradient {position}", gradient, mask)
+        masked_like_its_tensor(f"the rule's gradient {position}", gradient, mask)
     try:
         wanted = _derivatives_of(trial, expected)
     except (NoOracle, Refused) as reason:
@@ -126,10 +126,10 @@ def _same_derivatives(got: Derivatives, want: PlainDerivatives, trial: Trial) ->
             continue
         per_tensor = zip(gradients or [None] * len(references), references, trial.masks, strict=True)
         for position, (gradient, reference, mask) in enumerate(per_tensor):
-            _same_gradient(f"{order} {position}", gradient, reference, mask, rounding)
+            same_gradient(f"{order} {position}", gradient, reference, mask, rounding)
 
 
-def _masked_like_its_tensor(name: str, gradient: Observed | None, mask: Tensor | None) -> None:
+def masked_like_its_tensor(name: str, gradient: Observed | None, mask: Tensor | None) -> None:
     if gradient is None:
         return
     data, gradient_mask = gradient
@@ -146,7 +146,7 @@ def _masked_like_its_tensor(name: str, gradient: Observed | None, mask: Tensor |
         raise Broken(f"{name}: {wrong}")
 
 
-def _same_gradient(name: str, got: Observed | None, want: Tensor | None, mask: Tensor | None, rounding: float) -> None:
+def same_gradient(name: str, got: Observed | None, want: Tensor | None, mask: Tensor | None, rounding: float) -> None:
     if got is None:
         if want is not None and bool((want if mask is None else want[mask]).any()):
             raise Broken(f"{name}: none, although the result depends on the tensor")
