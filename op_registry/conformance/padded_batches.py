@@ -300,7 +300,7 @@ def _same_gradient(ragged: Ragged, name: str, got: Observed | None, of_samples: 
     # (Any number will do where the sample's is NaN, and an infinity where it is another: 0/0 and 1/0 of short samples.)
     if got is not None:
         want = torch.where(want.isinf() & ~got[0].isfinite(), torch.nan, want)
-    same_gradient(f"the gradient of {name}", got, want, mask, _GRADIENTS.get(want.dtype, _NARROW_GRADIENTS))
+    same_gradient(f"the gradient of {name}", got, (want, None), mask, _GRADIENTS.get(want.dtype, _NARROW_GRADIENTS))
 
 
 __all__ = ["Axes", "Draw", "batch_is_its_samples"]

@@ -175,21 +175,6 @@ def _named_argument(sample: Sample, n: int) -> str:
     return next((name for name, value in given if value is sample.tensors[n]), f"tensor {n}")
 
 
-def error_of_whole_gradient(sample: Sample, seed: int = 0) -> str | None:
-    """The error of plain torch when it differentiates the whole result, not its `differentiable_part` alone."""
-    args, kwargs, copies = sample.copies(variables(sample, seed))
-    start_random_numbers(seed)
-    leaves = tree_leaves(sample.fn(*args, **kwargs))
-    scalar = weighted_sum([(leaf, None) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
-    if scalar is None:
-        return None
-    try:
-        torch.autograd.grad(scalar, [t for t in copies if t.requires_grad], allow_unused=True)
-    except Exception as error:
-        return one_line(error)
-    return None
-
-
 def _any_nonzero(gradients: Sequence[Tensor | None]) -> bool:
     return any(g is not None and bool(g.any()) for g in gradients)
 
@@ -215,7 +200,7 @@ def _weights(shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.randn(shape, dtype=wide, generator=generator).to(dtype)
 
 
-def weighted_sum(outcome: Sequence[Any]) -> Tensor | None:
+def weighted_sum(outcome: Sequence[Any], seed: int = 0) -> Tensor | None:
     """A weighted sum over the valid elements of every differentiable result, each with a weight of its own."""
     parts = []
     for position, result in enumerate(outcome):
@@ -225,7 +210,7 @@ def weighted_sum(outcome: Sequence[Any]) -> Tensor | None:
         if not data.requires_grad:
             continue
         filled = data if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
-        part = (filled * weighting(data, position)).sum()
+        part = (filled * weighting(data, seed + position)).sum()
         parts.append(part.real if part.is_complex() else part)
     return sum(parts[1:], parts[0]) if parts else None
 
