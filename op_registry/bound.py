@@ -82,6 +82,17 @@ class Bound:
             raise KeyError(f"the arguments of {self.op} are {', '.join(self.named)}; none is {', '.join(unknown)}")
         return Bound(self.rule, self.op, {**self.named, **changed})
 
+    def with_tensors(self, changed: Mapping[str, Any]) -> Bound:
+        """The same call with other tensors, by the names of `tensors`; one may be in a list: ``tensors[1]``."""
+        arguments: dict[str, Any] = {}
+        for name, value in changed.items():
+            argument, _, number = name.partition("[")
+            if number:
+                arguments.setdefault(argument, [*self.named[argument]])[int(number[:-1])] = value
+            else:
+                arguments[argument] = value
+        return self.with_(**arguments)
+
     def map(self, function: Callable[[Any], Any], kind: type | tuple[type, ...]) -> Bound:
         """The same call with `function` of each argument of `kind`, in lists as well."""
         return Bound(self.rule, self.op, {name: map_tensors(function, v, kind) for name, v in self.named.items()})

@@ -8,9 +8,9 @@ from torch._ops import OpOverload
 
 from op_registry.conformance.compare import bit_difference
 from op_registry.conformance.oracles import Expected, NoOracle, Refused
-from op_registry.conformance.samples import calls_made
 from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.trial import Broken, NotAsked, Trial
+from op_registry.conformance.watching import calls_of
 from op_registry.errors import MaskedSemanticsError
 from op_registry.resolve import resolve
 from op_registry.rule import packet_name
@@ -63,4 +63,5 @@ def _depends_on_masked_operands(trial: Trial, result: int) -> bool:
 
 
 def _overloads(trial: Trial) -> Sequence[OpOverload]:
-    return [trial.sample.fn] if isinstance(trial.sample.fn, OpOverload) else calls_made(trial.sample)
+    sample = trial.sample
+    return [sample.fn] if isinstance(sample.fn, OpOverload) else calls_of(sample.fn, *sample.args, **sample.kwargs)

@@ -96,13 +96,7 @@ def difference(
         # float8 too: a tolerance wide enough for two or three bits of mantissa would accept almost anything.
         wrong = (got != want) & ~(_nan(got) & _nan(want))
     else:
-        rounding = max(rounding, coarsest)
-        wide = torch.complex128 if want.dtype.is_complex else torch.float64
-        a, b = got.to(wide), want.to(wide)
-        finite = b.abs()[b.isfinite()]
-        scale = max(magnitude, float(finite.max())) if finite.numel() else magnitude
-        close = (a - b).abs() <= rounding * scale
-        wrong = ~(close | (a == b) | (a.isnan() & b.isnan()))
+        wrong = beyond_rounding(got, want, max(rounding, coarsest), magnitude)
     if not bool(wrong.any()):
         return None
     first = int(wrong.reshape(-1).nonzero()[0])
@@ -110,6 +104,15 @@ def difference(
         f"{int(wrong.sum())} of {want.numel()} values differ, the first {got.reshape(-1)[first].item()} "
         f"instead of {want.reshape(-1)[first].item()}"
     )
+
+
+def beyond_rounding(got: Tensor, want: Tensor, rounding: float, magnitude: float) -> Tensor:
+    """Where two tensors of numbers differ by more than this share of the largest expected value, or of `magnitude`."""
+    wide = torch.complex128 if want.dtype.is_complex else torch.float64
+    a, b = got.to(wide), want.to(wide)
+    finite = b.abs()[b.isfinite()]
+    scale = max(magnitude, float(finite.max())) if finite.numel() else magnitude
+    return ~(((a - b).abs() <= rounding * scale) | (a == b) | (a.isnan() & b.isnan()))
 
 
 def mask_difference(got: Tensor, want: Tensor) -> str | None:

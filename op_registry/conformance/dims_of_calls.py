@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.conformance.oracles.call import Call
+from op_registry.bound import Bound
+from op_registry.conformance.compare import beyond_rounding
 from op_registry.conformance.plain_torch import in_reverse
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.trial import Broken
-from op_registry.dimensions import Dimension, Dimensions, Label, Labels, atoms, tensors_in
+from op_registry.dimensions import Dimension, Dimensions, Label, Labels, atoms
 
 # Roles whose label has the same size in operands and results, or is in no result.
 ONE_SIZE = ("each", "contracted", "reduced")
@@ -88,10 +90,10 @@ class Shown:
 
         Calls with tensors of torch.sparse are not asked: their elements cannot be changed one by one.
         """
-        call = Call.of(self.op, *tree_map(copied, (tuple(args), dict(kwargs))))
-        if any(tensor.layout is not torch.strided for tensor in tensors_in(self.op, call.bound).values()):
+        call = Bound.of(None, self.op, *tree_map(copied, (tuple(args), dict(kwargs))))
+        if any(tensor.layout is not torch.strided for tensor in call.tensors.values()):
             return
-        labels = self.dims.labels(self.op, call.bound)
+        labels = self.dims.labels(self.op, call.named)
         if labels is None:
             self.unfitting += 1
             return
@@ -102,13 +104,13 @@ class Shown:
 class _Asked:
     """One call, and its labels."""
 
-    def __init__(self, shown: Shown, call: Call, labels: Labels, seed: int) -> None:
+    def __init__(self, shown: Shown, call: Bound, labels: Labels, seed: int) -> None:
         self.shown, self.call, self.labels, self.seed = shown, call, labels, seed
-        self.operands: dict[str, Tensor] = tensors_in(call.op, call.bound)
+        self.operands: dict[str, Tensor] = call.tensors
         self.results = self._run({})
         assert self.results is not None
         self.sizes: dict[Label, int] = dict(labels.sizes)
-        self._numbers = str([v for v in call.bound.values() if type(v) is int or (type(v) is list and _are_ints(v))])
+        self._numbers = str([v for v in call.named.values() if type(v) is int or (type(v) is list and _are_ints(v))])
 
     def ask(self) -> None:
         assert self.results is not None
@@ -163,7 +165,7 @@ class _Asked:
     def _parts(self, name: str, dim: tuple[Label, ...], size: int) -> None:
         """The size of one part of a merged dimension may follow from the others."""
         unknown = [label for label in dim if label not in self.sizes]
-        known = _product(self.sizes[label] for label in dim if label in self.sizes)
+        known = math.prod(self.sizes[label] for label in dim if label in self.sizes)
         if len(unknown) == 1 and known and size % known == 0:
             self.sizes[unknown[0]] = size // known
         elif unknown or size not in (known, 1):
@@ -185,7 +187,7 @@ class _Asked:
         """The tensor with a dimension for each label."""
         sizes: list[int] = []
         for size, dim in zip(tensor.shape, dims, strict=True):
-            whole = isinstance(dim, tuple) and size == _product(self.sizes[label] for label in dim)
+            whole = isinstance(dim, tuple) and size == math.prod(self.sizes[label] for label in dim)
             sizes += (
                 [self.sizes[label] for label in dim]
                 if isinstance(dim, tuple) and whole
@@ -199,7 +201,7 @@ class _Asked:
         """The tensors that plain torch returns with some operands changed; None if it raises."""
         start_random_numbers(self.seed)
         try:
-            result = self.call.run(_in_lists(self.call.bound, changed), lambda operand: operand.data)
+            result = self.call.with_tensors(changed).applied(self.call.op)
         except Exception:
             if not changed:
                 raise
@@ -296,18 +298,6 @@ def copied(leaf: object) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _in_lists(bound: Mapping[str, Any], changed: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The arguments to replace for changed operands, one of which may be in a list: ``tensors[1]``."""
-    found: dict[str, Any] = {}
-    for name, tensor in changed.items():
-        argument, _, number = name.partition("[")
-        found[argument] = tensor
-        if number:
-            found[argument] = [*bound[argument]]
-            found[argument][int(number[:-1])] = tensor
-    return found
-
-
 def _other_values(operand: Tensor) -> list[Tensor]:
     """Other values for an operand: its own in another order, and (of numbers with a point) larger ones, and zeros."""
     if not operand.numel():
@@ -327,12 +317,7 @@ def _differs(a: Tensor, b: Tensor) -> Tensor:
     """Where two tensors differ by more than rounding."""
     if not (a.is_floating_point() or a.is_complex()):
         return a != b
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b = a.detach().to(wide), b.detach().to(wide)
-    finite = b.abs()[b.isfinite()]
-    scale = max(1e-3, float(finite.max())) if finite.numel() else 1.0
-    same = ((a - b).abs() <= ROUNDING * scale) | (a == b) | (a.isnan() & b.isnan())
-    return ~same
+    return beyond_rounding(a.detach(), b.detach(), ROUNDING, 1e-3)
 
 
 def _along(where: Tensor, dim: int) -> Tensor:
@@ -344,10 +329,3 @@ def _only(where: Tensor, dim: int, index: int) -> bool:
     """Whether everything that is True is at one index of a dimension."""
     along = _along(where, dim)
     return bool(along[index]) and int(along.sum()) == 1
-
-
-def _product(sizes: Any) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

@@ -16,11 +16,13 @@ from torch._ops import OpOverload
 
 from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import difference, mask_difference
+from op_registry.conformance.laws import gradients_of
 from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import Expected, NoOracle, Refused, expected
 from op_registry.conformance.oracles.python_functions import as_oracles_run
 from op_registry.conformance.plain_torch import STEP, close_to_differences, weighted_sum, weighting
 from op_registry.conformance.randomness import start_random_numbers
+from op_registry.conformance.record_subject import zeros
 from op_registry.conformance.subject import Observed
 from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.trial import Broken, NotAsked, Refusal, Trial, observed
@@ -36,7 +38,6 @@ TORCHS_OWN = ("aten", "prims")
 Gradients = Sequence[Observed | None]
 # First-order gradients, and second-order ones where torch has them.
 Derivatives = tuple[Gradients, Gradients | None]
-PlainDerivatives = tuple[list[Tensor | None], list[Tensor | None] | None]
 
 
 def gradients_are_derivatives(trial: Trial) -> None:
@@ -49,7 +50,7 @@ def gradients_are_derivatives(trial: Trial) -> None:
     observed_derivatives = derivatives_or_refusal(trial)
     first = observed_derivatives[0]
     for position, (gradient, mask) in enumerate(zip(first, trial.masks, strict=True)):
-        _masked_like_its_tensor(f"the rule's gradient {position}", gradient, mask)
+        masked_like_its_tensor(f"the rule's gradient {position}", gradient, mask)
     try:
         wanted = _derivatives_of(trial, expected)
     except (NoOracle, Refused) as reason:
@@ -74,7 +75,7 @@ def gradients_are_derivatives(trial: Trial) -> None:
             raise
         if trial.partial:
             from_oracle = _derivatives_of(whole, expected)
-            if from_oracle is not None and not _differ(_as_observed(from_torch), from_oracle, whole):
+            if from_oracle is not None and not _differ(from_torch, from_oracle, whole):
                 raise
             raise NotAsked("plain torch's own gradient differs from the oracle's derivative") from None
         _same_derivatives(observed_derivatives, from_torch, trial)
@@ -91,22 +92,12 @@ def _all_valid(trial: Trial) -> Trial:
     return Trial(trial.subject, trial.sample, whole, trial.seed)
 
 
-def _differ(got: Derivatives, want: PlainDerivatives, trial: Trial) -> bool:
+def _differ(got: Derivatives, want: Derivatives, trial: Trial) -> bool:
     try:
         _same_derivatives(got, want, trial)
     except Broken:
         return True
     return False
-
-
-def _as_observed(derivatives: PlainDerivatives) -> Derivatives:
-    """Plain gradients in the form of a subject's observed gradients."""
-
-    def observed_plain(gradients: list[Tensor | None]) -> Gradients:
-        return [None if gradient is None else (gradient, None) for gradient in gradients]
-
-    first, second = derivatives
-    return observed_plain(first), None if second is None else observed_plain(second)
 
 
 def plain_result(
@@ -116,7 +107,7 @@ def plain_result(
     return fn(*args, **kwargs)
 
 
-def _same_derivatives(got: Derivatives, want: PlainDerivatives, trial: Trial) -> None:
+def _same_derivatives(got: Derivatives, want: Derivatives, trial: Trial) -> None:
     narrow = any(t.is_floating_point() and t.element_size() < 8 for t in trial.sample.tensors)
     rounding = ROUNDING_NARROW if narrow else ROUNDING
     for order, gradients, references in zip(
@@ -126,10 +117,10 @@ def _same_derivatives(got: Derivatives, want: PlainDerivatives, trial: Trial) ->
             continue
         per_tensor = zip(gradients or [None] * len(references), references, trial.masks, strict=True)
         for position, (gradient, reference, mask) in enumerate(per_tensor):
-            _same_gradient(f"{order} {position}", gradient, reference, mask, rounding)
+            same_gradient(f"{order} {position}", gradient, reference, mask, rounding)
 
 
-def _masked_like_its_tensor(name: str, gradient: Observed | None, mask: Tensor | None) -> None:
+def masked_like_its_tensor(name: str, gradient: Observed | None, mask: Tensor | None) -> None:
     if gradient is None:
         return
     data, gradient_mask = gradient
@@ -146,13 +137,13 @@ def _masked_like_its_tensor(name: str, gradient: Observed | None, mask: Tensor |
         raise Broken(f"{name}: {wrong}")
 
 
-def _same_gradient(name: str, got: Observed | None, want: Tensor | None, mask: Tensor | None, rounding: float) -> None:
+def same_gradient(name: str, got: Observed | None, want: Observed | None, mask: Tensor | None, rounding: float) -> None:
     if got is None:
-        if want is not None and bool((want if mask is None else want[mask]).any()):
+        if want is not None and bool((want[0] if mask is None else want[0][mask]).any()):
             raise Broken(f"{name}: none, although the result depends on the tensor")
         return
     data = got[0]
-    reference = torch.zeros_like(data) if want is None else want.detach().to(data.dtype)
+    reference = torch.zeros_like(data) if want is None else want[0].detach().to(data.dtype)
     # Accept any value where torch's own derivative of the compressed slice is NaN (0/0 at ties of NaN, …).
     reference = torch.where(reference.isnan(), data.detach(), reference)
     wrong = difference(data, reference, mask, rounding)
@@ -174,43 +165,16 @@ def derivatives(trial: Trial, storage: str | None = None) -> Derivatives:
     Results that don't require grad have gradients of None, which the comparison accepts only where zeros are expected.
     """
     args, kwargs, values = trial.wrapped(gradients=True, storage=storage)
-    result = trial.sample.differentiable_part(trial.run(args, kwargs))
-    scalar = weighted_sum(observed(trial.subject, result))
-    if scalar is None:
-        return [None] * len(values), None
-    wanted = [trial.subject.requires_grad(v) for v in values]
-    inputs = [v for v, w in zip(values, wanted, strict=True) if w]
+    outcome = observed(trial.subject, trial.sample.differentiable_part(trial.run(args, kwargs)))
     twice = trial.derivative_order > 1
-    first = _with_none(trial.subject.gradients(scalar, inputs, create_graph=twice), wanted)
-    observed_first = [None if g is None else trial.subject.observe(g) for g in first]
-    first_scalar = _weighted_gradients(observed_first) if twice else None
-    if first_scalar is None:
-        return observed_first, None
-    second = _with_none(trial.subject.gradients(first_scalar, inputs), wanted)
-    return observed_first, [None if g is None else trial.subject.observe(g) for g in second]
+    first = gradients_of(trial.subject, outcome, values, twice)
+    second = gradients_of(trial.subject, first, values, seed=100) if twice else []
+    return first or [None] * len(values), second or None
 
 
-def _with_none(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-    """The gradients, with None inserted for each tensor that was not differentiated."""
-    remaining = iter(gradients)
-    return [next(remaining) if w else None for w in wanted]
-
-
-def _weighted_gradients(gradients: Gradients) -> Tensor | None:
-    parts = []
-    for position, gradient in enumerate(gradients):
-        if gradient is None or not gradient[0].requires_grad:
-            continue
-        data, mask = gradient
-        filled = data if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
-        part = (filled * weighting(data, 100 + position)).sum()
-        parts.append(part.real if part.is_complex() else part)
-    return sum(parts[1:], parts[0]) if parts else None
-
-
-def _derivatives_of(trial: Trial, answer: Callable[..., Any]) -> PlainDerivatives | None:
+def _derivatives_of(trial: Trial, answer: Callable[..., Any]) -> Derivatives | None:
     """The gradients of both orders of the oracle (`answer` is `expected`) or of plain torch (`plain_result`)."""
-    args, kwargs, tensors = trial.copies(gradients=True)
+    args, kwargs, tensors = trial.sample.copies(plain_torch.variables(trial.sample, trial.seed))
     masks = {id(t): m for t, m in zip(tensors, trial.masks, strict=True) if m is not None}
     start_random_numbers(trial.seed)
 
@@ -220,21 +184,13 @@ def _derivatives_of(trial: Trial, answer: Callable[..., Any]) -> PlainDerivative
         return trial.sample.differentiable_part(function(*args, **kwargs))
 
     outcome = [_pair(leaf) for leaf in tree_leaves(answer(part, args, kwargs, masks))]
-    scalar = weighted_sum(outcome)
-    if scalar is None:
-        return None
-    inputs = [t for t in tensors if t.requires_grad]
-    wanted = [t.requires_grad for t in tensors]
     twice = trial.derivative_order > 1
-    first = _with_none(torch.autograd.grad(scalar, inputs, create_graph=twice, allow_unused=True), wanted)
-    first_scalar = (
-        _weighted_gradients([None if g is None else (g, m) for g, m in zip(first, trial.masks, strict=True)])
-        if twice
-        else None
-    )
-    if first_scalar is None:
-        return first, None
-    return first, _with_none(torch.autograd.grad(first_scalar, inputs, allow_unused=True), wanted)
+    first = gradients_of(zeros, outcome, tensors, twice)
+    if not first:
+        return None
+    masked = [None if g is None else (g[0], m) for g, m in zip(first, trial.masks, strict=True)]
+    second = gradients_of(zeros, masked, tensors, seed=100) if twice else []
+    return first, second or None
 
 
 def _pair(leaf: object) -> Any:
@@ -257,7 +213,7 @@ def _against_differences(trial: Trial, gradients: Gradients) -> None:
     unmasked = _all_valid(trial)
     from_torch = _derivatives_of(unmasked, plain_result)
     if from_torch is not None and not close_to_differences(
-        _directional(_as_observed(from_torch)[0], directions), _slope(unmasked, directions)
+        _directional(from_torch[0], directions), _slope(unmasked, directions)
     ):
         raise NotAsked("plain torch's own derivative differs from central differences")
     along, slope = _directional(gradients, directions), _slope(trial, directions)

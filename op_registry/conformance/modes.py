@@ -39,8 +39,7 @@ def _views_of(result: object, tensors: list[Tensor]) -> list[tuple[int, int]]:
 
 def views_alias(trial: Trial) -> None:
     """P6: writes through a view show in its base, in data and mask, and vice versa."""
-    args, kwargs = trial.sample.with_tensors(lambda t: t.detach().clone())
-    tensors = _distinct(args, kwargs)
+    args, kwargs, tensors = trial.sample.copies()
     start_random_numbers(trial.seed)
     result = trial.sample.fn(*args, **kwargs)
     views = _views_of(result, tensors)
@@ -62,14 +61,6 @@ def views_alias(trial: Trial) -> None:
             _write_through(trial, position, base, numbers)
     if not tested:
         raise NotAsked("no view of a masked tensor")
-
-
-def _distinct(args: object, kwargs: object) -> list[Tensor]:
-    by_id: dict[int, Tensor] = {}
-    for leaf in tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-            by_id.setdefault(id(leaf), leaf)
-    return list(by_id.values())
 
 
 def _view_index(view: Tensor, base: Tensor) -> Tensor | None:
@@ -202,8 +193,8 @@ def _of_two_tensors(trial: Trial, gradients: bool) -> Outcome:
 
 
 def _returns_a_view(sample: Sample) -> bool:
-    args, kwargs = sample.with_tensors(lambda t: t.detach().clone())
-    return bool(_views_of(sample.fn(*args, **kwargs), _distinct(args, kwargs)))
+    args, kwargs, tensors = sample.copies()
+    return bool(_views_of(sample.fn(*args, **kwargs), tensors))
 
 
 def _check_views_inside(trial: Trial, in_mode: Trial, mode: str) -> None:

@@ -7,8 +7,9 @@ rule of one of them, in the caller's overlay.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,32 +28,30 @@ NAMESPACE = "op_registry_mutants"
 MATMUL = Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->")
 
 
-class Context(Protocol):
-    """The autograd context of these operators."""
-
-    saved_tensors: tuple[Tensor, ...]
-    # The inputs that are not tensors.
-    others: list[Any]
-
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
-
-
-Backward = Callable[[Context, Tensor], object]
-
-
-def _defined(function: Callable[..., Tensor], backward: Backward | None = None) -> OpOverload:
-    """A custom operator that runs `function`, on fake tensors too; differentiable with `backward`."""
+def _defined(function: Callable[..., Tensor], differentiable: bool = True) -> OpOverload:
+    """A custom operator that runs `function`, on fake tensors too; with the derivative of `function`."""
     operator = torch.library.custom_op(f"{NAMESPACE}::{function.__name__}", function, mutates_args=())
     operator.register_fake(lambda *args, **kwargs: torch.empty_like(function(*args, **kwargs)))
-    if backward is not None:
-        operator.register_autograd(backward, setup_context=_save_inputs)
+    if differentiable:
+        operator.register_autograd(functools.partial(_derivative, function), setup_context=_save_inputs)
     return operator._opoverload
 
 
-def _save_inputs(ctx: Context, inputs: Sequence[object], output: object) -> None:
-    tensors = [i for i in inputs if isinstance(i, Tensor)]
-    ctx.save_for_backward(*tensors)
-    ctx.others = [i for i in inputs if not isinstance(i, Tensor)]
+def _save_inputs(ctx: Any, inputs: Sequence[object], output: object) -> None:
+    """The tensors, and the other inputs at their places."""
+    ctx.save_for_backward(*(i for i in inputs if isinstance(i, Tensor)))
+    ctx.others = [None if isinstance(i, Tensor) else i for i in inputs]
+
+
+def _derivative(function: Callable[..., Tensor], ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The derivative of the operators in which the function is written; it can be differentiated again."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        tensors = [t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in ctx.saved_tensors]
+        remaining = iter(tensors)
+        result = function(*(next(remaining) if i is None else i for i in ctx.others))
+        found = iter(torch.autograd.grad(result, tensors, grad, create_graph=again))
+    return tuple(next(found) if i is None else None for i in ctx.others)
 
 
 # ------------------------------------------------------------------------------------------------------ the operators
@@ -62,27 +61,12 @@ def soft_sign(x: Tensor) -> Tensor:
     return x / (1 + x.abs())
 
 
-def _soft_sign_backward(ctx: Context, grad: Tensor) -> Tensor:
-    (x,) = ctx.saved_tensors
-    return grad / (1 + x.abs()) ** 2
-
-
 def blend(x: Tensor, weight: Tensor) -> Tensor:
     return x * weight + weight
 
 
-def _blend_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
-    x, weight = ctx.saved_tensors
-    return (grad * weight).sum_to_size(x.shape), (grad * (x + 1)).sum_to_size(weight.shape)
-
-
 def total(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     return x.sum(dim, keepdim)
-
-
-def _total_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
-    (x,), (dim, keepdim) = ctx.saved_tensors, ctx.others
-    return (grad if keepdim or not x.ndim else grad.unsqueeze(dim)).expand(x.shape), None, None
 
 
 def peak(values: Tensor, axis: int) -> Tensor:
@@ -93,42 +77,20 @@ def running(x: Tensor, dim: int) -> Tensor:
     return x.cumsum(dim)
 
 
-def _running_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
-    (dim,) = ctx.others
-    return grad.flip(dim).cumsum(dim).flip(dim), None
-
-
 def reversed_copy(x: Tensor, dim: int) -> Tensor:
     return x.flip(dim)
-
-
-def _reversed_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
-    return grad.flip(ctx.others[0]), None
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     return torch.matmul(left, right)
 
 
-def _product_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
-    left, right = ctx.saved_tensors
-    return grad @ right.mT, left.mT @ grad
-
-
 def centered(x: Tensor, dim: int) -> Tensor:
     return x - x.mean(dim, keepdim=True)
 
 
-def _centered_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
-    return grad - grad.mean(ctx.others[0], keepdim=True), None
-
-
 def whitened(x: Tensor) -> Tensor:
     return x - x.sum() / max(x.numel(), 1)
-
-
-def _whitened_backward(ctx: Context, grad: Tensor) -> Tensor:
-    return grad - grad.sum() / max(grad.numel(), 1)
 
 
 def forbidden(x: Tensor) -> Tensor:
@@ -137,11 +99,6 @@ def forbidden(x: Tensor) -> Tensor:
 
 def gram(x: Tensor) -> Tensor:
     return x @ x.mT
-
-
-def _gram_backward(ctx: Context, grad: Tensor) -> Tensor:
-    (x,) = ctx.saved_tensors
-    return (grad + grad.mT) @ x
 
 
 def poured(x: Tensor, places: Tensor, source: Tensor) -> Tensor:
@@ -156,12 +113,6 @@ def glued(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([a, b], -1)
 
 
-def _glued_backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
-    a, b = ctx.saved_tensors
-    first, second = grad.split([a.shape[-1], b.shape[-1]], -1)
-    return first, second
-
-
 def picked(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(condition > 0, a, b)
 
@@ -170,22 +121,22 @@ def positives(x: Tensor) -> Tensor:
     return (x > 0).sum()
 
 
-SOFT_SIGN = _defined(soft_sign, _soft_sign_backward)
-BLEND = _defined(blend, _blend_backward)
-TOTAL = _defined(total, _total_backward)
-PEAK = _defined(peak)
-RUNNING = _defined(running, _running_backward)
-REVERSED = _defined(reversed_copy, _reversed_backward)
-PRODUCT = _defined(product, _product_backward)
-CENTERED = _defined(centered, _centered_backward)
-WHITENED = _defined(whitened, _whitened_backward)
-FORBIDDEN = _defined(forbidden)
-GRAM = _defined(gram, _gram_backward)
-POURED = _defined(poured)
-NOISY = _defined(noisy)
-GLUED = _defined(glued, _glued_backward)
-PICKED = _defined(picked)
-POSITIVES = _defined(positives)
+SOFT_SIGN = _defined(soft_sign)
+BLEND = _defined(blend)
+TOTAL = _defined(total)
+PEAK = _defined(peak, False)
+RUNNING = _defined(running)
+REVERSED = _defined(reversed_copy)
+PRODUCT = _defined(product)
+CENTERED = _defined(centered)
+WHITENED = _defined(whitened)
+FORBIDDEN = _defined(forbidden, False)
+GRAM = _defined(gram)
+POURED = _defined(poured, False)
+NOISY = _defined(noisy, False)
+GLUED = _defined(glued)
+PICKED = _defined(picked, False)
+POSITIVES = _defined(positives, False)
 
 
 # ---------------------------------------------------------------------------------------------------------- the rules

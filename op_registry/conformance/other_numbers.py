@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 from typing import Any
@@ -47,13 +46,10 @@ def _positions_of_numbers(sample: Sample, seed: int) -> list[int]:
 
 def _numbers_of_schemas(sample: Sample, seed: int) -> list[Any]:
     """The values that the call passes to operators for arguments whose schema type is a number."""
-    recorder = Recorder()
-    args, kwargs = _copied(sample)
+    args, kwargs, _ = sample.copies()
     start_random_numbers(seed)
-    with contextlib.suppress(Exception):  # no number is changed if plain torch raises
-        recorder.run(sample.fn, *args, **kwargs)
     numbers: list[Any] = []
-    for op, op_args, op_kwargs in recorder.calls:
+    for op, op_args, op_kwargs in Recorder().recorded(sample.fn, *args, **kwargs):
         numeric = {a.name for a in op._schema.arguments if "number" in str(a.type)}
         values = {**dict(zip((a.name for a in op._schema.arguments), op_args, strict=False)), **op_kwargs}
         numbers += tree_leaves([value for name, value in values.items() if name in numeric])
@@ -77,14 +73,10 @@ def _with_other_number(sample: Sample, position: int) -> Sample:
 
 def _kinds_of_results(sample: Sample, seed: int) -> list[Any] | None:
     """The shapes and dtypes of plain torch's results; None if it raises."""
-    args, kwargs = _copied(sample)
+    args, kwargs, _ = sample.copies()
     start_random_numbers(seed)
     try:
         results = tree_leaves(sample.fn(*args, **kwargs))
     except Exception:
         return None
     return [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf) for leaf in results]
-
-
-def _copied(sample: Sample) -> tuple[Any, Any]:
-    return sample.with_tensors(lambda tensor: tensor.detach().clone())

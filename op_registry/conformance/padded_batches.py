@@ -20,6 +20,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.conformance.compare import difference, mask_difference
+from op_registry.conformance.gradients import masked_like_its_tensor, same_gradient
 from op_registry.conformance.plain_torch import one_line, weighting
 from op_registry.conformance.ragged import Axes, Draw, Ragged
 from op_registry.conformance.randomness import start_random_numbers
@@ -86,14 +87,9 @@ def _operands_of_batch(
         if name not in ragged.ragged:
             values[name] = data.requires_grad_(gradient)
             continue
-        samples, positions = ragged.ragged[name]
-        assert samples is not None
-        assert positions is not None
-        there = ragged.there if samples < positions else ragged.there.T
-        shape = [1] * data.ndim
-        shape[samples], shape[positions] = ragged.there.shape
+        place = ragged.ragged[name]
         mask = ragged.masks[name] if ragged.draw.holes else None
-        values[name] = subject.padded(data, mask, there.reshape(shape), samples, positions, gradient)
+        values[name] = subject.padded(data, mask, ragged.where_there(data.ndim, *place), *place, gradient)
         if storage is not None:
             values[name] = subject.stored(values[name], storage, gradient)
     return values
@@ -299,26 +295,12 @@ def _same_gradient(ragged: Ragged, name: str, got: Observed | None, of_samples: 
             data, mask = gradient
             part = data.detach() if mask is None else torch.where(mask, data.detach(), 0)
             ragged.cut(name, want, n).add_(part)
-    if got is None:
-        if bool((want != 0).any()):
-            raise Broken(f"the gradient of {name} is none, and a sample alone has one")
-        return
-    data, mask = got
-    if name in ragged.ragged:
-        if mask is None:
-            raise Broken(f"the gradient of {name} is plain")
-        wrong = mask_difference(mask, ragged.masks[name])
-        if wrong:
-            raise Broken(f"the gradient of {name}: {wrong}")
-    elif mask is not None:
-        raise Broken(f"the gradient of {name}, which is plain, is masked")
+    mask = ragged.masks.get(name)
+    masked_like_its_tensor(f"the gradient of {name}", got, mask)
     # (Any number will do where the sample's is NaN, and an infinity where it is another: 0/0 and 1/0 of short samples.)
-    unknown = want.isnan() | (want.isinf() & ~data.isfinite())
-    want = torch.where(unknown, data.detach(), want)
-    rounding = _GRADIENTS.get(data.dtype, _NARROW_GRADIENTS)
-    wrong = difference(data, want.to(data.dtype), mask, rounding)
-    if wrong:
-        raise Broken(f"the gradient of {name}: {wrong}")
+    if got is not None:
+        want = torch.where(want.isinf() & ~got[0].isfinite(), torch.nan, want)
+    same_gradient(f"the gradient of {name}", got, (want, None), mask, _GRADIENTS.get(want.dtype, _NARROW_GRADIENTS))
 
 
 __all__ = ["Axes", "Draw", "batch_is_its_samples"]

@@ -50,7 +50,7 @@ class Derivative:
 @functools.lru_cache(maxsize=256)
 def forward(sample: Sample, seed: int = 0) -> Forward:
     """Run the sample on plain tensors."""
-    args, kwargs, copies = _copies(sample, frozenset())
+    args, kwargs, copies = sample.copies()
     versions = [t._version for t in copies]
     start_random_numbers(seed)
     try:
@@ -83,7 +83,7 @@ def derivative(sample: Sample, seed: int = 0) -> Derivative:
     forward_error = forward(sample, seed).error
     if forward_error is not None:
         return Derivative(0, f"plain torch raises {forward_error}")
-    args, kwargs, copies = _copies(sample, variables(sample, seed))
+    args, kwargs, copies = sample.copies(variables(sample, seed))
     inputs = [t for t in copies if t.requires_grad]
     start_random_numbers(seed)
     try:
@@ -159,7 +159,7 @@ def _along(scalar: Tensor, moved: Tensor, direction: Tensor) -> float:
 
 
 def _scalar_of_moved(sample: Sample, seed: int, n: int, direction: Tensor, step: float) -> tuple[Tensor, Tensor]:
-    args, kwargs, copies = _copies(sample, frozenset({n}))
+    args, kwargs, copies = sample.copies(frozenset({n}))
     with torch.no_grad():
         copies[n] += step * direction
     start_random_numbers(seed)
@@ -175,21 +175,6 @@ def _named_argument(sample: Sample, n: int) -> str:
     return next((name for name, value in given if value is sample.tensors[n]), f"tensor {n}")
 
 
-def error_of_whole_gradient(sample: Sample, seed: int = 0) -> str | None:
-    """The error of plain torch when it differentiates the whole result, not its `differentiable_part` alone."""
-    args, kwargs, copies = _copies(sample, variables(sample, seed))
-    start_random_numbers(seed)
-    leaves = tree_leaves(sample.fn(*args, **kwargs))
-    scalar = weighted_sum([(leaf, None) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
-    if scalar is None:
-        return None
-    try:
-        torch.autograd.grad(scalar, [t for t in copies if t.requires_grad], allow_unused=True)
-    except Exception as error:
-        return one_line(error)
-    return None
-
-
 def _any_nonzero(gradients: Sequence[Tensor | None]) -> bool:
     return any(g is not None and bool(g.any()) for g in gradients)
 
@@ -201,17 +186,6 @@ def one_line(error: Exception) -> str:
 
 def _differ(a: Tensor, b: Tensor) -> bool:
     return a.shape != b.shape or bit_difference(a, b) is not None
-
-
-def _copies(sample: Sample, wanted: frozenset[int]) -> tuple[Any, Any, list[Tensor]]:
-    copies: list[Tensor] = []
-
-    def copy(tensor: Tensor) -> Tensor:
-        copies.append(tensor.detach().clone().requires_grad_(len(copies) in wanted))
-        return copies[-1]
-
-    args, kwargs = sample.with_tensors(copy)
-    return args, kwargs, copies
 
 
 def weighting(data: Tensor, seed: int = 0) -> Tensor:
@@ -226,7 +200,7 @@ def _weights(shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.randn(shape, dtype=wide, generator=generator).to(dtype)
 
 
-def weighted_sum(outcome: Sequence[Any]) -> Tensor | None:
+def weighted_sum(outcome: Sequence[Any], seed: int = 0) -> Tensor | None:
     """A weighted sum over the valid elements of every differentiable result, each with a weight of its own."""
     parts = []
     for position, result in enumerate(outcome):
@@ -236,7 +210,7 @@ def weighted_sum(outcome: Sequence[Any]) -> Tensor | None:
         if not data.requires_grad:
             continue
         filled = data if mask is None else torch.where(mask, data, torch.zeros((), dtype=data.dtype))
-        part = (filled * weighting(data, position)).sum()
+        part = (filled * weighting(data, seed + position)).sum()
         parts.append(part.real if part.is_complex() else part)
     return sum(parts[1:], parts[0]) if parts else None
 

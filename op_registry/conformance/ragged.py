@@ -169,7 +169,9 @@ class Ragged:
         gone = draw.side != "right" and any(axes.positions not in dims for dims in labels.results)
         if axes.role == "selected" and (at_the_end or gone):
             raise NoBatch("an index counts in the batch")
-        self.ragged = {n: self._place(n) for n in self.given if None not in self._place(n)}
+        places = {n: self._place(n) for n in self.given}
+        # The dimensions of the operands that have an extent: of samples, and of positions.
+        self.ragged = {n: (s, p) for n, (s, p) in places.items() if s is not None and p is not None}
         self.masks = {name: self._mask(name) for name in self.ragged}
 
     def _lengths(self, count: int, size: int) -> list[int]:
@@ -212,18 +214,16 @@ class Ragged:
         ]
         return samples, positions
 
-    def _broadcast_there(self, name: str) -> Tensor:
-        samples, positions = self.ragged[name]
-        assert samples is not None
-        assert positions is not None
-        shape = [1] * self.given[name].ndim
+    def where_there(self, ndim: int, samples: int, positions: int) -> Tensor:
+        """`there` of a tensor whose dimensions number samples and positions; it broadcasts."""
+        shape = [1] * ndim
         shape[samples], shape[positions] = self.there.shape
-        there = self.there if samples < positions else self.there.T
-        return there.reshape(shape).expand(self.given[name].shape)
+        return (self.there if samples < positions else self.there.T).reshape(shape)
 
     def _mask(self, name: str) -> Tensor:
         """What is valid in the batch."""
-        there = self._broadcast_there(name)
+        given = self.given[name]
+        there = self.where_there(given.ndim, *self.ragged[name]).expand(given.shape)
         if not self.draw.holes:
             return there.clone()
         return there & (torch.rand(there.shape, generator=self.generator) < 0.8)
@@ -238,9 +238,9 @@ class Ragged:
             if name in self.ragged:
                 samples, positions = self.ragged[name]
                 for n, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
-                    part = found[name].narrow(samples, n, 1)  # type: ignore[arg-type]
-                    whole = t.narrow(samples, n, 1)  # type: ignore[arg-type]
-                    part.narrow(positions, start, length).copy_(whole.narrow(positions, 0, length))  # type: ignore[arg-type]
+                    part = found[name].narrow(samples, n, 1)
+                    whole = t.narrow(samples, n, 1)
+                    part.narrow(positions, start, length).copy_(whole.narrow(positions, 0, length))
                 found[name] = refilled(found[name], self.masks[name], garbage)
         return found
 
@@ -255,14 +255,7 @@ class Ragged:
 
     def named(self, operands: Mapping[str, Any], n: int | None = None) -> Bound:
         """The call on these operands: of the batch, or of sample `n`, whose sizes are its own."""
-        changed: dict[str, Any] = {}
-        for name, value in operands.items():
-            argument, _, number = name.partition("[")
-            if number:
-                changed.setdefault(argument, [*self.call.named[argument]])[int(number[:-1])] = value
-            else:
-                changed[argument] = value
-        return self.call.with_(**changed, **({} if n is None else self._sizes_of(n)))
+        return self.call.with_tensors(operands).with_(**({} if n is None else self._sizes_of(n)))
 
     def _sizes_of(self, n: int) -> dict[str, Any]:
         """Arguments that list sizes, for one sample."""
@@ -310,9 +303,7 @@ class Ragged:
         samples, positions = dims.index(axes.samples), dims.index(axes.positions)
         if tensor.shape[positions] != self.there.shape[1]:
             return there
-        shape = [1] * tensor.ndim
-        shape[samples], shape[positions] = self.there.shape
-        return there & (self.there if samples < positions else self.there.T).reshape(shape)
+        return there & self.where_there(tensor.ndim, samples, positions)
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self.lengths)))

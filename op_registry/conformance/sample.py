@@ -65,6 +65,17 @@ class Sample:
         args, kwargs = tree_map(replace, (self.args, self.kwargs))
         return args, kwargs
 
+    def copies(self, wanted: frozenset[int] = frozenset()) -> tuple[Any, Any, list[Tensor]]:
+        """Plain copies of the arguments, and of each tensor among them; those `wanted` require grad."""
+        copies: list[Tensor] = []
+
+        def copy(tensor: Tensor) -> Tensor:
+            copies.append(tensor.detach().clone().requires_grad_(len(copies) in wanted))
+            return copies[-1]
+
+        args, kwargs = self.with_tensors(copy)
+        return args, kwargs, copies
+
     def shape_of_call(self) -> tuple[Any, ...]:
         """A key that is equal for calls of the same kind: numbers of dimensions, dtypes, emptiness and options."""
 

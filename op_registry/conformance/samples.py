@@ -219,13 +219,7 @@ class DirectOperator(Operator):
     def samples(self, dtype: torch.dtype) -> list[Sample]:
         direct: list[Sample] = []
         for sample in self.entry.samples(dtype)[:MOST_RECORDED]:
-            recorder = Recorder()
-            try:
-                recorder.run(sample.fn, *sample.args, **sample.kwargs)
-            except Exception:
-                # Plain torch cannot run this sample on this machine.
-                continue
-            for op, args, kwargs in recorder.calls:
+            for op, args, kwargs in Recorder().recorded(sample.fn, *sample.args, **sample.kwargs):
                 if op is self.op:
                     own_args, own_kwargs = tree_map(_copied, (args, kwargs))
                     direct.append(
@@ -382,7 +376,7 @@ def overloads_called(entry: str, most: int = 40) -> tuple[OpOverload, ...]:
     overloads: dict[OpOverload, None] = {}
     if operator.dtypes:
         for sample in itertools.islice(operator.samples(operator.preferred_dtype), most):
-            overloads |= dict.fromkeys(calls_made(sample))
+            overloads |= dict.fromkeys(calls_of(sample.fn, *sample.args, **sample.kwargs))
     return tuple(overloads)
 
 
@@ -394,12 +388,8 @@ def overload_samples(operator: Operator, dtype: torch.dtype, skip: Callable[[OpO
     best: dict[OpOverload, tuple[tuple[bool, ...], Sample]] = {}
     for sample in sorted(chosen(operator.samples(dtype), 40), key=lambda sample: _small(sample.tensors)):
         recorder = Recorder()
-        try:
-            recorder.run(sample.fn, *sample.args, **sample.kwargs)
-        except Exception:
-            # Plain torch cannot run this sample on this machine.
-            continue
-        for (op, args, kwargs), elements in zip(recorder.calls, recorder.elements, strict=True):
+        calls = recorder.recorded(sample.fn, *sample.args, **sample.kwargs)
+        for (op, args, kwargs), elements in zip(calls, recorder.elements, strict=False):
             if skip(op):
                 continue
             rank = (elements == 0, *_small(Sample(op, args, kwargs, 0, dtype).tensors))
@@ -460,17 +450,6 @@ def _variables(sample: Sample, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     }
     recorded = Sample(sample.fn, args, kwargs, 0, sample.dtype).tensors
     return frozenset(n for n, t in enumerate(recorded) if id(t) not in constant)
-
-
-def calls_made(sample: Sample) -> list[OpOverload]:
-    """The overloads that a sample calls; none where the call fails."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return calls_of(sample.fn, *sample.args, **sample.kwargs)
-    except Exception:
-        # Plain torch cannot run this sample on this machine.
-        return []
 
 
 @functools.cache

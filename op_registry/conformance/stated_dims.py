@@ -14,7 +14,6 @@ The last two are asked of all calls together, because one call may hide it (``ma
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from op_registry.conformance.sample import Operator, Sample, chosen
 from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.trial import Broken
-from op_registry.conformance.watching import Recorder
+from op_registry.conformance.watching import RecordedCall, Recorder
 from op_registry.dimensions import Dimensions, Unknown
 from op_registry.registry import registry
 from op_registry.resolve import resolve
@@ -98,17 +97,10 @@ def _samples(operator: Operator) -> list[Sample]:
     return chosen([s for s in samples if all(t.numel() for t in s.tensors)] or samples, MOST_ASKED)
 
 
-def calls_of_operators(sample: Sample) -> list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]:
+def calls_of_operators(sample: Sample) -> list[RecordedCall]:
     """The calls of operators that a sample makes; none if plain torch does not run it."""
-    recorder = _Copying()
-    args, kwargs = sample.with_tensors(copied)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            recorder.run(sample.fn, *args, **kwargs)
-        except Exception:
-            return []
-    return recorder.calls
+    args, kwargs, _ = sample.copies()
+    return _Copying().recorded(sample.fn, *args, **kwargs)
 
 
 class _Copying(Recorder):

@@ -131,7 +131,7 @@ class Trial:
     def plain(self) -> Any:
         """Plain torch's result, and the tensors that it wrote to without returning them."""
         written = self.written
-        args, kwargs, copies = self.copies()
+        args, kwargs, copies = self.sample.copies()
         start_random_numbers(self.seed)
         result = self.sample.fn(*args, **kwargs)
         return result, [copies[n] for n in written]
@@ -204,18 +204,6 @@ class Trial:
         """How often plain torch can differentiate the call, up to twice; determined by trying (plain_torch.py)."""
         return plain_torch.derivative(self.sample, self.seed).order
 
-    def copies(self, gradients: bool = False) -> tuple[Any, Any, list[Tensor]]:
-        """Plain copies of the arguments, and of each tensor among them."""
-        copies: list[Tensor] = []
-
-        def copy(tensor: Tensor) -> Tensor:
-            wanted = gradients and self.may_have_gradient(len(copies))
-            copies.append(tensor.detach().clone().requires_grad_(wanted))
-            return copies[-1]
-
-        args, kwargs = self.sample.with_tensors(copy)
-        return args, kwargs, copies
-
     @functools.cached_property
     def magnitude(self) -> float:
         """The largest magnitude among operands of NARROW dtypes: rounding errors scale with it. At least 1."""
@@ -246,7 +234,7 @@ class Trial:
 
     def expected(self) -> list[Any]:
         """The oracles' results: Expected, plain tensors and Python values."""
-        args, kwargs, copies = self.copies()
+        args, kwargs, copies = self.sample.copies()
         masks = {id(t): m for t, m in zip(copies, self.masks, strict=True) if m is not None}
         also = [copies[n] for n in self.written]
         start_random_numbers(self.seed)

@@ -21,7 +21,6 @@ from op_registry.report.coverage import Entry
 from op_registry.report.database_calls import Calls
 from op_registry.report.explain import explain
 from op_registry.report.names import UnknownName, named
-from op_registry.report.python_level import PythonEntry
 from op_registry.report.python_source import operators_called
 from op_registry.resolve import resolve
 from op_registry.rule import in_dispatcher, takes_tensor
@@ -51,7 +50,7 @@ def of_coverage(calls: Sequence[Calls] | None) -> str:
     )
 
 
-def of_python_level(found: Iterable[PythonEntry]) -> str:
+def of_python_level(found: Iterable[Entry]) -> str:
     """How each function, module and distribution that torch writes in Python is supported."""
     callables = [{"name": entry.name, "state": entry.state, "note": entry.note} for entry in found]
     return text_of("coverage --python-level", {"callables": callables})

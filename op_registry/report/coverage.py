@@ -52,10 +52,10 @@ SERVED = ("rule", "derived", "decomposes")
 
 @dataclass(frozen=True)
 class Entry:
-    """How one operator is supported."""
+    """How one operator, or one callable that torch writes in Python (python_level.py), is supported."""
 
     name: str
-    # One of STATES.
+    # One of STATES, or of those of callables.
     state: str
     # Which operators are missing, opaque or refused, and why.
     note: str
@@ -213,18 +213,18 @@ def core_entries() -> Iterator[Entry]:
         yield Entry(str(op), state, "" if state in SERVED else reasons([op]), family_of(op))
 
 
-def table(entries: Sequence[Entry], title: str) -> str:
+def table(entries: Sequence[Entry], title: str, states: Sequence[str] = STATES) -> str:
     """Counts by family and in total."""
     families: dict[str, Counter[str]] = {}
     for entry in entries:
         families.setdefault(entry.family or "-", Counter())[entry.state] += 1
-    head = f"{title:16s}" + "".join(f"{state:>15s}" for state in STATES)
+    head = f"{title:16s}" + "".join(f"{state:>15s}" for state in states)
     lines = [head]
     lines += [
-        f"{family:16s}" + "".join(f"{families[family][state]:15d}" for state in STATES) for family in sorted(families)
+        f"{family:16s}" + "".join(f"{families[family][state]:15d}" for state in states) for family in sorted(families)
     ]
     total = Counter(entry.state for entry in entries)
-    lines.append(f"{'total ' + str(len(entries)):16s}" + "".join(f"{total[state]:15d}" for state in STATES))
+    lines.append(f"{'total ' + str(len(entries)):16s}" + "".join(f"{total[state]:15d}" for state in states))
     return "\n".join(lines)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -203,15 +202,8 @@ def _recorded(entry: str, op: OpOverload) -> Iterator[Arguments]:
     operator = database()[entry]
     samples: Sequence[Sample] = chosen(storable(operator.samples(operator.preferred_dtype)), MOST)
     for sample in samples:
-        recorder = Recorder()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                recorder.run(sample.fn, *sample.args, **sample.kwargs)
-        except Exception:
-            # Plain torch cannot run this sample on this machine.
-            continue
-        yield from ((args, kwargs) for called, args, kwargs in recorder.calls if called is op)
+        calls = Recorder().recorded(sample.fn, *sample.args, **sample.kwargs)
+        yield from ((args, kwargs) for called, args, kwargs in calls if called is op)
 
 
 def entries_that_call(op: OpOverload) -> list[str]:

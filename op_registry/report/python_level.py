@@ -6,9 +6,7 @@ Each is *right* (the tested laws hold), *refused* (with the reason), *not applic
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from op_registry.conformance.python_level import calls, distributions, modules, names
 from op_registry.conformance.python_level.trial import Outcome, put_to_the_laws
@@ -17,25 +15,14 @@ from op_registry.conformance.subject import Subject
 from op_registry.conformance.subjects import find_subject
 from op_registry.laws.inside import rules_inside_functions
 from op_registry.progress import progress
+from op_registry.report.coverage import Entry, table
 
 STATES = ("right", "refused", "not applicable", "wrong")
 
 
-@dataclass(frozen=True)
-class PythonEntry:
-    """How one callable is supported."""
-
-    name: str
-    state: str
-    note: str = ""
-
-    @property
-    def group(self) -> str:
-        """The group of the callable: ``nn.functional``, ``distributions`` …; ``nn`` for modules."""
-        return "distributions" if self.name.startswith("distributions.") else self.name.rpartition(".")[0]
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.state}{f' ({self.note})' if self.note else ''}"
+def _entry(name: str, state: str, note: str) -> Entry:
+    """How one callable is supported. Its family: ``nn.functional``, ``distributions`` …; ``nn`` for modules."""
+    return Entry(name, state, note, "distributions" if name.startswith("distributions.") else name.rpartition(".")[0])
 
 
 def reason_not_called(name: str) -> str | None:
@@ -59,18 +46,18 @@ def samples_of(name: str) -> list[Sample]:
     return modules.samples_of_module(last) if group == "nn" else calls.samples_of_function(name)
 
 
-def entry_of(name: str, subject: Subject | None = None) -> PythonEntry:
+def entry_of(name: str, subject: Subject | None = None) -> Entry:
     """Test one callable, and return how it is supported."""
     why = reason_not_called(name)
     if why is not None:
-        return PythonEntry(name, "not applicable", why)
+        return _entry(name, "not applicable", why)
     subject, outcome = subject or find_subject(), Outcome()
     found = samples_of(name)
     for sample in found:
         put_to_the_laws(subject, sample, outcome, calls.NUMBERED.get(name, 1), name in calls.OWN_VALUES)
     if name in calls.MUST_REFUSE and "P3" in outcome.held:
         outcome.failures.append("P8: answers for a partly valid matrix, which is to be refused")
-    return PythonEntry(name, outcome.state, _note(outcome, found))
+    return _entry(name, outcome.state, _note(outcome, found))
 
 
 def _note(outcome: Outcome, found: Sequence[Sample]) -> str:
@@ -87,7 +74,7 @@ def _first_sentence(text: str) -> str:
     return text.splitlines()[0].split(" (")[0].partition(". ")[0][:120]
 
 
-def entries(subject: Subject | None = None, only: Iterable[str] | None = None) -> list[PythonEntry]:
+def entries(subject: Subject | None = None, only: Iterable[str] | None = None) -> list[Entry]:
     """Every callable, or those named."""
     subject = subject or find_subject()
     with warnings.catch_warnings():
@@ -96,22 +83,10 @@ def entries(subject: Subject | None = None, only: Iterable[str] | None = None) -
         return [entry_of(name, subject) for name in progress(called, len(called), "callable")]
 
 
-def table(found: Sequence[PythonEntry]) -> str:
-    """Counts by group and in total."""
-    groups: dict[str, Counter[str]] = {}
-    for entry in found:
-        groups.setdefault(entry.group, Counter())[entry.state] += 1
-    total = Counter(entry.state for entry in found)
-    lines = [f"{'written in Python':20s}" + "".join(f"{state:>16s}" for state in STATES)]
-    for name, counts in [*sorted(groups.items()), (f"total {len(found)}", total)]:
-        lines.append(f"{name:20s}" + "".join(f"{counts[state]:16d}" for state in STATES))
-    return "\n".join(lines)
-
-
-def report(found: Sequence[PythonEntry], verbose: bool = False) -> str:
+def report(found: Sequence[Entry], verbose: bool = False) -> str:
     """The whole of ``python -m op_registry coverage --python-level``."""
     shown = [entry for entry in found if verbose or entry.state in ("refused", "wrong")]
-    return "\n".join([table(found), "", *map(str, shown), "", _rules()])
+    return "\n".join([table(found, "Python callables", STATES), "", *map(str, shown), "", _rules()])
 
 
 def _rules() -> str:
@@ -120,6 +95,6 @@ def _rules() -> str:
     return "\n".join(["rules inside functions", *(f"    {rule}" for rule in rules)])
 
 
-def expectation(found: Sequence[PythonEntry]) -> str:
+def expectation(found: Sequence[Entry]) -> str:
     """The content of tests/report/python_level.expect: a line for each callable, and the rules inside functions."""
     return "\n".join([*sorted(map(str, found)), "", _rules()])

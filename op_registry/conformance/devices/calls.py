@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.trees import tree_leaves
+
+What = Literal["results", "gradients"]
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,13 @@ class Brought:
     @classmethod
     def of(cls, data: Tensor, mask: Tensor | None) -> Brought:
         if mask is None:
-            return cls(_brought(data), None, data.device.type, None)
-        return cls(_brought(data), _brought(mask), data.device.type, mask.device.type)
+            return cls(_on_cpu(data), None, data.device.type, None)
+        return cls(_on_cpu(data), _on_cpu(mask), data.device.type, mask.device.type)
 
 
-def _brought(tensor: Tensor) -> Tensor:
+def _on_cpu(tensor: Any) -> Tensor:
+    if tensor.device.type == "jax":  # asked first: torchax's tensors have the device meta underneath
+        return tensor._env.j2t_copy(tensor.jax())
     tensor = tensor.detach()
     return tensor if tensor.is_meta else tensor.cpu()
 
@@ -80,19 +84,16 @@ class Call:
         self.result = subject.call(sample.fn, *args, **kwargs)
         self.differentiated = sample.differentiable_part(self.result)
 
-    def results(self) -> list[Any]:
-        """Every leaf of the result; a tensor as Brought."""
-        return [self._brought(leaf) for leaf in self.leaves()]
+    def observed(self, what: What) -> list[Any]:
+        """The data and mask of each tensor among the results, or the gradients; other values as they are."""
+        leaves = self._results() if what == "results" else self._gradients()
+        return [self.subject.observe(leaf) if self.subject.is_value(leaf) else leaf for leaf in leaves]
 
-    def leaves(self) -> list[Any]:
+    def _results(self) -> list[Any]:
         """Every leaf of the result."""
         return tree_leaves(self.result, is_leaf=self.subject.is_value)
 
-    def gradients(self) -> list[Any]:
-        """The gradients of the sum of all squares; a tensor as Brought."""
-        return [self._brought(gradient) for gradient in self.derivatives()]
-
-    def derivatives(self) -> list[Any]:
+    def _gradients(self) -> list[Any]:
         """The gradients of the sum of all squares.
 
         The sum uses each result twice, so that the autograd engine adds gradients.
@@ -107,9 +108,6 @@ class Call:
             return []
         ones = [torch.ones_like(square) for square in squares]
         return list(torch.autograd.grad(squares, inputs, ones, allow_unused=True))
-
-    def _brought(self, leaf: Any) -> Any:
-        return Brought.of(*self.subject.observe(leaf)) if self.subject.is_value(leaf) else leaf
 
 
 def _differentiated(sample: Sample, position: int, tensor: Tensor) -> bool:

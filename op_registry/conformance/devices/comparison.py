@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from op_registry.conformance.compare import difference, mask_difference
-from op_registry.conformance.devices.calls import Brought, Call, operands
+from op_registry.conformance.devices.calls import Brought, Call, What, operands
 from op_registry.conformance.sample import Operator, Sample, chosen
 from op_registry.conformance.subject import Subject
 from op_registry.errors import MaskedSemanticsError
@@ -28,7 +28,6 @@ MOST_TRIED = 4
 PLAIN_ABORTS = ("fft_hfft",)
 
 Status = Literal["equal", "refused", "different", "not comparable"]
-What = Literal["results", "gradients"]
 CPU = torch.device("cpu")
 
 
@@ -134,8 +133,8 @@ class Comparison:
         return "different", wrong
 
     def _outcome_on(self, what: What, device: torch.device, masked: bool) -> list[Any]:
-        call = self._call(device, masked)
-        return call.results() if what == "results" else call.gradients()
+        found = self._call(device, masked).observed(what)
+        return [Brought.of(*part) if isinstance(part, tuple) else part for part in found]
 
     def _plain_error(self, what: What) -> str | None:
         """Why plain torch does not run the call on the device; None if it does."""

@@ -8,15 +8,15 @@ record those.)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from op_registry.conformance.devices.calls import Brought, Call, Operand, operands
-from op_registry.conformance.devices.comparison import Comparison, Status, What, difference_of, said
+from op_registry.conformance.devices.calls import Brought, Call, Operand, What, operands
+from op_registry.conformance.devices.comparison import Comparison, Status, difference_of, said
 from op_registry.conformance.devices.compilations import compilations
 from op_registry.conformance.masks import refilled
 from op_registry.conformance.sample import Sample
@@ -40,17 +40,11 @@ def laid(sample: Sample, kind: str | None) -> list[list[Operand]]:
     return found
 
 
-class CallsOnCpu:
-    """The results, or gradients, under one mask after the other."""
+class CallsOnCpu(list[Call]):
+    """Calls under one mask after the other."""
 
-    def __init__(self, sample: Sample, subject: Subject, kind: str | None) -> None:
-        self._calls = [Call(sample, subject, made) for made in laid(sample, kind)]
-
-    def results(self) -> list[Any]:
-        return [leaf for call in self._calls for leaf in call.results()]
-
-    def gradients(self) -> list[Any]:
-        return [gradient for call in self._calls for gradient in call.gradients()]
+    def observed(self, what: What) -> list[Any]:
+        return [part for call in self for part in call.observed(what)]
 
 
 class CompiledCalls:
@@ -59,26 +53,20 @@ class CompiledCalls:
     def __init__(self, sample: Sample, subject: Subject, kind: str | None) -> None:
         self.sample, self.subject, self.kind = sample, subject, kind
 
-    def results(self) -> list[Any]:
-        return self._compiled(Call.leaves)
-
-    def gradients(self) -> list[Any]:
-        return self._compiled(Call.derivatives)
-
-    def _compiled(self, outputs: Callable[[Call], list[Any]]) -> list[Any]:
+    def observed(self, what: What) -> list[Any]:
         import torchax
         import torchax.interop
 
-        shapes: list[Any] = []
+        # What each part of the result is: of a tensor, whether it has a mask; another value, as it is.
+        parts: list[Any] = []
 
         def function(data: Sequence[Tensor], masks: Sequence[Tensor | None]) -> list[Tensor]:
             masked = self.kind is not None
             made = [Operand(d, m, masked) for d, m in zip(data, masks, strict=True)]
             with contextlib.nullcontext() if masked else torch._C.DisableTorchFunction():
-                leaves = outputs(Call(self.sample, self.subject, made))
-                parts = [self.subject.observe(leaf) if self.subject.is_value(leaf) else leaf for leaf in leaves]
-            shapes[:] = [_Pair(part[1] is not None) if isinstance(part, tuple) else part for part in parts]
-            return [t for part in parts if isinstance(part, tuple) for t in part if t is not None]
+                observed = Call(self.sample, self.subject, made).observed(what)
+            parts[:] = [_Pair(part[1] is not None) if isinstance(part, tuple) else part for part in observed]
+            return [t for part in observed if isinstance(part, tuple) for t in part if t is not None]
 
         compiled = torchax.interop.jax_jit(function)
         found: list[Any] = []
@@ -89,7 +77,7 @@ class CompiledCalls:
                     tensors = iter(compiled([o.data for o in made], [o.mask for o in made]))
                 if counted.number != (number == 0):
                     raise CompiledAgain(f"{counted.number} compilations for mask number {number}")
-                found.extend(shape.filled(tensors) if isinstance(shape, _Pair) else shape for shape in shapes)
+                found.extend(part.filled(tensors) if isinstance(part, _Pair) else part for part in parts)
         return found
 
 
@@ -99,17 +87,9 @@ class _Pair:
 
     masked: bool
 
-    def filled(self, tensors: Iterator[Any]) -> Brought:
-        """Replace each stand-in by the next tensors, brought to the CPU."""
-        data = next(tensors)
-        if not self.masked:
-            return Brought(_on_cpu(data), None, data.device.type, None)
-        mask = next(tensors)
-        return Brought(_on_cpu(data), _on_cpu(mask), data.device.type, mask.device.type)
-
-
-def _on_cpu(tensor: Any) -> Tensor:
-    return tensor._env.j2t_copy(tensor.jax())
+    def filled(self, tensors: Iterator[Any]) -> tuple[Any, Any]:
+        """The next tensors: data, and the mask or None."""
+        return next(tensors), next(tensors) if self.masked else None
 
 
 class OnXla(Comparison):
@@ -120,8 +100,10 @@ class OnXla(Comparison):
     """
 
     def _call_on(self, device: torch.device, masked: bool) -> Any:
-        calls = CallsOnCpu if device.type == "cpu" else CompiledCalls
-        return calls(self.sample, self.subject, self.kind if masked else None)
+        kind = self.kind if masked else None
+        if device.type == "cpu":
+            return CallsOnCpu(Call(self.sample, self.subject, made) for made in laid(self.sample, kind))
+        return CompiledCalls(self.sample, self.subject, kind)
 
     def _compared(self, what: What, theirs: list[Any]) -> tuple[Status, str]:
         try:

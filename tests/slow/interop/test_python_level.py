@@ -22,6 +22,7 @@ from op_registry.conformance.sample import Sample
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.subjects import find_subject
 from op_registry.report import python_level
+from op_registry.report.coverage import Entry
 from repository import ROOT
 
 EXPECTED = ROOT / "tests/report/python_level.expect"
@@ -32,27 +33,27 @@ KNOWN_WRONG: dict[str, str] = {}
 
 
 @pytest.fixture(scope="module")
-def found() -> list[python_level.PythonEntry]:
+def found() -> list[Entry]:
     return python_level.entries()
 
 
-def test_the_table_is_as_it_was_accepted(found: list[python_level.PythonEntry]) -> None:
+def test_the_table_is_as_it_was_accepted(found: list[Entry]) -> None:
     accepted, now = EXPECTED.read_text().splitlines(), python_level.expectation(found).splitlines()
     changes = list(difflib.unified_diff(accepted, now, "accepted", "found", lineterm="", n=0))
     assert not changes, "\n".join([*changes, "", f"If that is as it should be: {AGAIN}"])
 
 
-def test_nothing_is_wrong_that_is_not_known_to_be(found: list[python_level.PythonEntry]) -> None:
+def test_nothing_is_wrong_that_is_not_known_to_be(found: list[Entry]) -> None:
     assert {entry.name for entry in found if entry.state == "wrong"} == set(KNOWN_WRONG)
 
 
-def test_nearly_everything_that_is_not_refused_is_right(found: list[python_level.PythonEntry]) -> None:
+def test_nearly_everything_that_is_not_refused_is_right(found: list[Entry]) -> None:
     right = sum(entry.state == "right" for entry in found)
     wrong = sum(entry.state == "wrong" for entry in found)
     assert right / (right + wrong) >= 0.95
 
 
-def test_everything_has_a_sample_or_a_reason(found: list[python_level.PythonEntry]) -> None:
+def test_everything_has_a_sample_or_a_reason(found: list[Entry]) -> None:
     assert [entry.name for entry in found if entry.note == "no sample"] == []
 
 
