@@ -92,20 +92,11 @@ def masked_fill(c: Call) -> Expected:
 
 @oracle("index_fill")
 def index_fill(c: Call) -> Expected:
-    """Like masked_fill: an invalid element remains invalid, and an invalid index fills nothing."""
-    x, index, value, dim = c["self"], c["index"], c["value"], c["dim"]
-    out, mask = x.data.clone(), x.mask.clone()
-    value_valid = value.mask.reshape(()) if isinstance(value, Expected) else torch.tensor(True)
-    number = value.data.reshape(()) if isinstance(value, Expected) else value
-    for i, known in zip(index.data.reshape(-1).tolist(), index.mask.reshape(-1).tolist(), strict=True):
-        if known and x.ndim:
-            filled: list[slice | int] = [slice(None)] * x.ndim
-            filled[dim] = i
-            out[tuple(filled)] = number
-            mask[tuple(filled)] &= value_valid
-        elif known:
-            out, mask = torch.as_tensor(number, dtype=out.dtype), mask & value_valid
-    return Expected(out, mask)
+    """Like masked_fill at the slices that valid indices name: an invalid index fills nothing."""
+    x, index, value = c["self"], c["index"], c["value"]
+    chosen = torch.zeros(x.shape, dtype=torch.bool).index_fill(c["dim"], index.data[index.mask].reshape(-1), True)
+    number, known = (value.data, value.mask) if isinstance(value, Expected) else (value, torch.tensor(True))
+    return Expected(x.data.masked_fill(chosen, number), x.mask & (known | ~chosen))
 
 
 @oracle("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from op_registry.conformance.oracles.call import Call, Expected, NoOracle, oracle, valid
 from op_registry.conformance.oracles.engine import Group, Results, groups, reduce_groups
+from op_registry.conformance.oracles.positions import write
 from op_registry.conformance.oracles.products import per_dimension
 
 
@@ -22,12 +23,6 @@ class Window:
 
     indices: list[int]
     taps: int
-
-
-def _planes(x: Expected, n: int) -> tuple[Tensor, Tensor]:
-    """Data and mask as (planes, elements of a plane)."""
-    size = math.prod(x.shape[-n:])
-    return x.data.reshape(-1, size), x.mask.reshape(-1, size)
 
 
 def _sliding(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> list[Window]:
@@ -173,21 +168,16 @@ def fractional_max_pool(c: Call) -> Any:
 @oracle("max_unpool2d", "max_unpool3d")
 def max_unpool(c: Call) -> Expected:
     """Each element is written at its index, into valid zeros; an element with an invalid index is not written."""
-    x, indices = c["self"], c["indices"]
-    n = int(c.name[-2])
-    out = c.plain()
-    size = math.prod(out.shape[-n:])
-    planes, masks = [], []
-    for plane, plane_mask, target, known in zip(*_planes(x, n), *_planes(indices, n), strict=True):
-        values, mask = torch.zeros(size, dtype=plane.dtype), torch.ones(size, dtype=torch.bool)
-        for k in known.nonzero()[:, 0].tolist():
-            values = values.index_put((target[k],), plane[k])
-            mask[target[k]] = plane_mask[k]
-        planes.append(values)
-        masks.append(mask)
-    if not planes:
-        return valid(out)
-    return Expected(torch.stack(planes).reshape(out.shape), torch.stack(masks).reshape(out.shape))
+    x, indices, n = c["self"], c["indices"], int(c.name[-2])
+    zeros = torch.zeros_like(c.plain().detach())
+    targets = in_planes(indices, n, math.prod(zeros.shape[-n:]))
+    return write(valid(zeros), targets[indices.mask], x.map(lambda t: t[indices.mask]))
+
+
+def in_planes(indices: Expected, n: int, size: int) -> Tensor:
+    """Flat indices, from indices into planes (the last n dimensions) of `size` elements each."""
+    in_each = torch.where(indices.mask, indices.data, 0).flatten(-n).flatten(0, -2)
+    return (in_each + size * torch.arange(len(in_each))[:, None]).reshape(indices.shape)
 
 
 def _weights(c: Call, spatial: Sequence[int], dtype: torch.dtype) -> Iterator[Tensor]:
