@@ -65,7 +65,8 @@ oracle(
     special_round special_sinc special_erf special_erfc special_erfinv special_exp2 special_expm1 special_gammaln
     special_gammainc special_gammaincc special_digamma special_psi special_i0 special_log1p special_multigammaln
     special_xlogy _conj conj _conj_physical celu elu softplus mish hardsigmoid silu heaviside threshold trunc max.other
-    min.other resolve_conj resolve_neg ldexp _autocast_to_reduced_precision _autocast_to_full_precision"""
+    min.other resolve_conj resolve_neg ldexp normal _autocast_to_reduced_precision
+    _autocast_to_full_precision"""
 )(elementwise)
 
 
@@ -154,30 +155,21 @@ def multinomial(c: Call) -> Any:
     raise NoOracle(str(c.op))
 
 
-@oracle("new_zeros", "new_ones", "new_full")
-def new(c: Call) -> Expected:
-    """Values that torch writes, all of them valid."""
-    return valid(c.plain())
-
-
 @oracle("empty_like", "new_empty", "new_empty_strided")
 def uninitialised(c: Call) -> Expected:
     """Memory to which nothing has been written: nothing is valid."""
     return invalid(c.plain())
 
 
-@oracle("normal_", "uniform_", "exponential_", "cauchy_", "geometric_", "log_normal_", "random_", "zero_", "fill_")
+@oracle(
+    """new_zeros new_ones new_full fill zero fill_ zero_ normal_ uniform_ exponential_ cauchy_ geometric_ log_normal_
+    random_"""
+)
 def generated(c: Call) -> Expected:
-    """Assignments: everything is valid, except where an invalid value is written."""
+    """What torch writes or draws: everything is valid, except where an invalid value is written."""
     out = c.plain()
     value = c.get("value")
     return Expected(out, value.mask.expand(out.shape)) if isinstance(value, Expected) else valid(out)
-
-
-@oracle("normal")
-def normal(c: Call) -> Any:
-    """A random number for each element, valid where its mean and standard deviation are."""
-    return elementwise(c)
 
 
 @oracle("""geqrf ormqr linalg_householder_product linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve""")

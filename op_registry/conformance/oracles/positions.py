@@ -241,13 +241,6 @@ def copy(c: Call) -> Expected:
     return Expected(source.data.to(x.data.dtype).expand(x.shape).clone(), source.mask.expand(x.shape))
 
 
-@oracle("fill", "zero")
-def fill(c: Call) -> Expected:
-    """All valid, or as valid as the value that is written."""
-    value, out = c.get("value"), c.plain()
-    return Expected(out, value.mask.expand(out.shape)) if isinstance(value, Expected) else valid(out)
-
-
 def _targets(c: Call) -> tuple[Tensor, Tensor]:
     """The flat index where each element of the source is written, and whether the index that says so is valid."""
     flat, index = _flat_indices(c["self"]), c["index"]

@@ -19,7 +19,6 @@ from op_registry.conformance.oracles.engine import (
     slices,
 )
 
-aten = torch.ops.aten
 # Plain torch's result for the valid elements of one slice.
 OfSlice = Callable[[Tensor], Results]
 
@@ -108,18 +107,6 @@ def quantile(c: Call) -> Any:
         return result
 
     return reduce_slices(c, one, dims=c.dims(x.ndim))
-
-
-@oracle("count_nonzero")
-def count_nonzero(c: Call) -> Tensor:
-    """The number of valid elements other than zero, as a plain tensor."""
-    x = c["self"]
-    counts: Tensor = (
-        aten.count_nonzero.dim_IntList(torch.where(x.mask, x.data, False), c.dims(x.ndim))
-        if x.ndim
-        else (x.mask & (x.data != 0)).to(torch.int64)
-    )
-    return counts
 
 
 @oracle("trace")

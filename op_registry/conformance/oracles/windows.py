@@ -68,42 +68,32 @@ def pool(x: Expected, plain: Results, per_dim: Sequence[list[Window]], one: Call
     return reduce_groups(each, lambda group: one(group, windows[group.number % len(windows)]), plain)
 
 
-def _windows(c: Call, n: int, out: Tensor, dilated: bool = False) -> list[list[Window]]:
-    """The windows that kernel_size, stride, padding and dilation describe, for each dimension."""
+def _windows(c: Call, out: Tensor) -> list[list[Window]]:
+    """The windows along each dimension: adaptive, or described by kernel_size, stride, padding and dilation."""
+    n = int(next(filter(str.isdigit, c.name)))
+    sizes, counts = c["self"].shape[-n:], out.shape[-n:]
+    if "adaptive" in c.name:
+        return [_adaptive(*along) for along in zip(sizes, counts, strict=True)]
     kernel, padding = per_dimension(c["kernel_size"], n), per_dimension(c["padding"], n)
     stride = per_dimension(c["stride"], n) if c["stride"] else kernel
-    dilation = per_dimension(c["dilation"], n) if dilated else [1] * n
-    sizes = zip(c["self"].shape[-n:], out.shape[-n:], kernel, stride, padding, dilation, strict=True)
-    return [_sliding(*along) for along in sizes]
+    dilation = per_dimension(c.get("dilation", 1), n)
+    return [_sliding(*along) for along in zip(sizes, counts, kernel, stride, padding, dilation, strict=True)]
 
 
-def _adaptive_windows(c: Call, n: int, out: Tensor) -> list[list[Window]]:
-    return [_adaptive(size, count) for size, count in zip(c["self"].shape[-n:], out.shape[-n:], strict=True)]
-
-
-@oracle("avg_pool1d", "avg_pool2d", "avg_pool3d")
+@oracle(
+    """avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d"""
+)
 def avg_pool(c: Call) -> Any:
     """The sum of the valid elements, divided by their number plus counted padding, or by `divisor_override`."""
-    n = int(c.name[-2])
     out = c.plain()
-    override, include = c.get("divisor_override"), c["count_include_pad"]
+    override, include = c.get("divisor_override"), c.get("count_include_pad")
 
     def one(group: Group, window: Window) -> Tensor:
         padding = window.taps - group.size if include else 0
         return group.values[0].sum() / (override or (len(group.kept) + padding))
 
-    return pool(c["self"], out, _windows(c, n, out), one)
-
-
-@oracle(
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
-)
-def adaptive_avg_pool(c: Call) -> Any:
-    """The mean of the valid elements of each window."""
-    out = c.plain()
-    return pool(
-        c["self"], out, _adaptive_windows(c, int(c.name[-2]), out), lambda group, window: group.values[0].mean()
-    )
+    return pool(c["self"], out, _windows(c, out), one)
 
 
 def _maximum(group: Group, plane_size: int) -> tuple[Tensor, Tensor]:
@@ -113,27 +103,16 @@ def _maximum(group: Group, plane_size: int) -> tuple[Tensor, Tensor]:
     return values[best], group.flat[best] % plane_size
 
 
-def _maxima(c: Call, plain: Results, per_dim: Sequence[list[Window]]) -> Any:
-    x = c["self"]
-    size = math.prod(x.shape[-len(per_dim) :])
-    if isinstance(plain, Tensor):
-        return pool(x, plain, per_dim, lambda group, window: _maximum(group, size)[0])
-    return pool(x, plain, per_dim, lambda group, window: _maximum(group, size))
-
-
-@oracle("""max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices""")
+@oracle(
+    """max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+    adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"""
+)
 def max_pool(c: Call) -> Any:
     """The greatest valid element of each window, and its index in the plane."""
-    plain = c.plain()
-    out = plain if isinstance(plain, Tensor) else plain[0]
-    return _maxima(c, plain, _windows(c, int(c.name[8]), out, dilated=True))
-
-
-@oracle("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max_pool(c: Call) -> Any:
-    """As max_pool, with adaptive windows."""
-    plain = c.plain()
-    return _maxima(c, plain, _adaptive_windows(c, int(c.name[-2]), plain[0]))
+    x, plain = c["self"], c.plain()
+    per_dim = _windows(c, plain if isinstance(plain, Tensor) else plain[0])
+    plane_size = math.prod(x.shape[-len(per_dim) :])
+    return pool(x, plain, per_dim, lambda group, window: _maximum(group, plane_size))
 
 
 @oracle("fractional_max_pool2d", "fractional_max_pool3d")
