@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch._ops import OpOverload
 
 from op_registry.conformance.compare import bit_difference
-from op_registry.conformance.oracles import Expected, NoOracle, Refused
+from op_registry.conformance.oracles.call import Expected, NoOracle, Refused
 from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.trial import Broken, NotAsked, Trial
 from op_registry.conformance.watching import calls_of

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles import Expected, NoOracle, Refused
+from op_registry.conformance.oracles.call import Expected, NoOracle, Refused
 from op_registry.conformance.trial import Trial
 
 NUDGES = 8

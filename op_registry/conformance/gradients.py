@@ -18,7 +18,8 @@ from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.laws import gradients_of
 from op_registry.conformance.masks import masking
-from op_registry.conformance.oracles import Expected, NoOracle, Refused, expected
+from op_registry.conformance.oracles import expected
+from op_registry.conformance.oracles.call import Expected, NoOracle, Refused
 from op_registry.conformance.oracles.python_functions import as_oracles_run
 from op_registry.conformance.plain_torch import STEP, close_to_differences, weighted_sum, weighting
 from op_registry.conformance.randomness import start_random_numbers

@@ -18,7 +18,7 @@ from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import bit_difference, difference, mask_difference
 from op_registry.conformance.conditioning import explained_by_rounding
 from op_registry.conformance.masks import FILLS, KNOWN_ZERO, ZERO
-from op_registry.conformance.oracles import Expected, NoOracle, Refused
+from op_registry.conformance.oracles.call import Expected, NoOracle, Refused
 from op_registry.conformance.other_numbers import with_other_numbers
 from op_registry.conformance.plain_torch import levelled, one_line, weighted_sum
 from op_registry.conformance.repeats import repeats_itself

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.conformance.oracles import Expected
+from op_registry.conformance.oracles.call import Expected
 from op_registry.dimensions import Along, Equation, Slices
 from op_registry.laws import categories, words
 from op_registry.laws.whole_slices import whole_slices

@@ -18,7 +18,8 @@ from torch import Tensor
 from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import ROUNDING, bit_difference, mask_difference
 from op_registry.conformance.masks import KNOWN_ZERO, Masking, refilled
-from op_registry.conformance.oracles import Refused, expected
+from op_registry.conformance.oracles import expected
+from op_registry.conformance.oracles.call import Refused
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.subject import Observed, Subject

@@ -19,7 +19,7 @@ from op_registry.conformance.applicability import exemption
 from op_registry.conformance.gap_tracker import GapTracker
 from op_registry.conformance.gaps import gaps_of
 from op_registry.conformance.masks import DESCRIPTIONS, KINDS, ONE_HOLE, PARTIAL, WHOLE, Masking, masking
-from op_registry.conformance.oracles import Misdeclared, OracleFailed
+from op_registry.conformance.oracles.call import Misdeclared, OracleFailed
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.padded_trials import padded_trials
 from op_registry.conformance.report import Outcome, Report, Status

@@ -20,6 +20,7 @@ from torch.utils.data import default_collate
 import masked_dispatch as md
 from masked_dispatch.replacements import replacing, table
 from masked_dispatch.replacements.replacing import patches, replace
+from page_of_replacements import as_markdown
 from replaced_in_torch import found
 from repository import ROOT
 
@@ -180,7 +181,7 @@ def outcome(call: Callable[[Make], Any], make: Make) -> Any:
 
 def test_the_page_has_the_lists() -> None:
     page = (ROOT / "docs/replaced_in_torch.md").read_text(encoding="utf-8")
-    assert table.as_markdown() in page, "write masked_dispatch.replacements.table.as_markdown() into it"
+    assert as_markdown() in page, "write as_markdown() of tests/helpers/page_of_replacements.py into it"
 
 
 def test_all_that_is_replaced_is_listed() -> None:

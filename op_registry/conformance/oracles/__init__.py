@@ -7,6 +7,8 @@ which conformance counts.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,24 +16,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.conformance.oracles import (
-    attention,
-    by_category,
-    derivatives,
-    embedding,
-    losses,
-    norms,
-    pairs,
-    pointwise,
-    positions,
-    products,
-    queries,
-    recurrent,
-    slices,
-    torch_masked,
-    whole_slices,
-    windows,
-)
+from op_registry.conformance.oracles import by_category, pointwise
 from op_registry.conformance.oracles.call import (
     TABLE,
     Call,
@@ -42,7 +27,6 @@ from op_registry.conformance.oracles.call import (
     OracleFailed,
     Refused,
     all_true,
-    valid,
 )
 from op_registry.conformance.oracles.python_functions import as_oracles_run
 from op_registry.conformance.trees import tree_map
@@ -50,33 +34,9 @@ from op_registry.conformance.watching import Interpreter
 from op_registry.registry import registry
 from op_registry.schema import functional_form, is_inplace, is_out, written_arguments
 
-__all__ = [
-    "Call",
-    "Misdeclared",
-    "NoOracle",
-    "OracleFailed",
-    "Refused",
-    "Expected",
-    "attention",
-    "by_category",
-    "derivatives",
-    "embedding",
-    "expected",
-    "losses",
-    "norms",
-    "pairs",
-    "oracle_for",
-    "pointwise",
-    "positions",
-    "products",
-    "queries",
-    "recurrent",
-    "slices",
-    "torch_masked",
-    "valid",
-    "whole_slices",
-    "windows",
-]
+# Each module of this folder registers its oracles when it is imported.
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def oracle_for(op: OpOverload) -> Oracle | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles.call import Call, Expected, oracle
+from op_registry.conformance.oracles.call import Call, Expected, oracle, valid
 from op_registry.conformance.oracles.engine import Group, groups, map_groups, slices
+from op_registry.conformance.oracles.positions import write
+from op_registry.conformance.oracles.windows import in_planes
 
 
 @oracle("_softmax_backward_data", "_log_softmax_backward_data")
@@ -29,15 +31,7 @@ def softmax_backward(c: Call) -> Expected:
 def max_pool_backward(c: Call) -> Expected:
     """Every gradient is added to the element of its plane that was the maximum."""
     grad, x, indices = c["grad_output"], c["self"], c["indices"]
-    plane_size, windows = x.shape[-1] * x.shape[-2], grad.shape[-1] * grad.shape[-2]
-    planes: list[Tensor] = []
-    for plane_grad, maxima, known in zip(
-        grad.data.reshape(-1, windows),
-        indices.data.reshape(-1, windows),
-        (grad.mask & indices.mask).reshape(-1, windows),
-        strict=True,
-    ):
-        plane = torch.zeros(plane_size, dtype=plane_grad.dtype)
-        planes.append(plane.index_add(0, maxima[known], plane_grad[known]))
-    data = torch.stack(planes).reshape(x.shape) if planes else torch.zeros(x.shape, dtype=x.data.dtype)
-    return Expected(data, x.mask)
+    known = grad.mask & indices.mask
+    targets = in_planes(indices, 2, x.shape[-1] * x.shape[-2])
+    zeros = valid(torch.zeros(x.shape, dtype=grad.data.dtype))
+    return Expected(write(zeros, targets[known], grad.map(lambda t: t[known]), "sum").data, x.mask)

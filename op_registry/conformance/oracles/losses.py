@@ -36,18 +36,12 @@ def _stacked(losses: Sequence[tuple[Tensor, bool]], dtype: torch.dtype) -> Expec
 
 @oracle(
     """mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div poisson_nll_loss soft_margin_loss
-    hinge_embedding_loss margin_ranking_loss"""
+    hinge_embedding_loss margin_ranking_loss binary_cross_entropy_with_logits"""
 )
 def elementwise_loss(c: Call) -> Expected:
     """Elementwise in every operand, reduced over the valid losses."""
     losses = c.plain(reduction=NONE)
     return reduced(Expected(losses, broadcast_valid(losses.shape, c.operands())), c["reduction"], c.plain())
-
-
-@oracle("binary_cross_entropy_with_logits")
-def with_logits(c: Call) -> Expected:
-    """Like elementwise_loss; weight and pos_weight broadcast."""
-    return elementwise_loss(c)
 
 
 # ------------------------------------------------------------------------------------------------- classification

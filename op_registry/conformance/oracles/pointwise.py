@@ -65,7 +65,8 @@ oracle(
     special_round special_sinc special_erf special_erfc special_erfinv special_exp2 special_expm1 special_gammaln
     special_gammainc special_gammaincc special_digamma special_psi special_i0 special_log1p special_multigammaln
     special_xlogy _conj conj _conj_physical celu elu softplus mish hardsigmoid silu heaviside threshold trunc max.other
-    min.other resolve_conj resolve_neg ldexp _autocast_to_reduced_precision _autocast_to_full_precision"""
+    min.other resolve_conj resolve_neg ldexp normal _autocast_to_reduced_precision
+    _autocast_to_full_precision"""
 )(elementwise)
 
 
@@ -92,20 +93,11 @@ def masked_fill(c: Call) -> Expected:
 
 @oracle("index_fill")
 def index_fill(c: Call) -> Expected:
-    """Like masked_fill: an invalid element remains invalid, and an invalid index fills nothing."""
-    x, index, value, dim = c["self"], c["index"], c["value"], c["dim"]
-    out, mask = x.data.clone(), x.mask.clone()
-    value_valid = value.mask.reshape(()) if isinstance(value, Expected) else torch.tensor(True)
-    number = value.data.reshape(()) if isinstance(value, Expected) else value
-    for i, known in zip(index.data.reshape(-1).tolist(), index.mask.reshape(-1).tolist(), strict=True):
-        if known and x.ndim:
-            filled: list[slice | int] = [slice(None)] * x.ndim
-            filled[dim] = i
-            out[tuple(filled)] = number
-            mask[tuple(filled)] &= value_valid
-        elif known:
-            out, mask = torch.as_tensor(number, dtype=out.dtype), mask & value_valid
-    return Expected(out, mask)
+    """Like masked_fill at the slices that valid indices name: an invalid index fills nothing."""
+    x, index, value = c["self"], c["index"], c["value"]
+    chosen = torch.zeros(x.shape, dtype=torch.bool).index_fill(c["dim"], index.data[index.mask].reshape(-1), True)
+    number, known = (value.data, value.mask) if isinstance(value, Expected) else (value, torch.tensor(True))
+    return Expected(x.data.masked_fill(chosen, number), x.mask & (known | ~chosen))
 
 
 @oracle("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
@@ -163,30 +155,21 @@ def multinomial(c: Call) -> Any:
     raise NoOracle(str(c.op))
 
 
-@oracle("new_zeros", "new_ones", "new_full")
-def new(c: Call) -> Expected:
-    """Values that torch writes, all of them valid."""
-    return valid(c.plain())
-
-
 @oracle("empty_like", "new_empty", "new_empty_strided")
 def uninitialised(c: Call) -> Expected:
     """Memory to which nothing has been written: nothing is valid."""
     return invalid(c.plain())
 
 
-@oracle("normal_", "uniform_", "exponential_", "cauchy_", "geometric_", "log_normal_", "random_", "zero_", "fill_")
+@oracle(
+    """new_zeros new_ones new_full fill zero fill_ zero_ normal_ uniform_ exponential_ cauchy_ geometric_ log_normal_
+    random_"""
+)
 def generated(c: Call) -> Expected:
-    """Assignments: everything is valid, except where an invalid value is written."""
+    """What torch writes or draws: everything is valid, except where an invalid value is written."""
     out = c.plain()
     value = c.get("value")
     return Expected(out, value.mask.expand(out.shape)) if isinstance(value, Expected) else valid(out)
-
-
-@oracle("normal")
-def normal(c: Call) -> Any:
-    """A random number for each element, valid where its mean and standard deviation are."""
-    return elementwise(c)
 
 
 @oracle("""geqrf ormqr linalg_householder_product linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve""")

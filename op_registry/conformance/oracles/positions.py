@@ -6,8 +6,7 @@ element, whose validity it has. A number that is not an index was written by the
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -193,12 +192,39 @@ def masked_select(c: Call) -> Expected:
 # --------------------------------------------------------------------------------------- assignment, accumulation
 
 
-def _slice_at(ndim: int, dim: int, i: int) -> tuple[slice | int, ...]:
-    """The index of slice i of a dimension."""
-    index: list[slice | int] = [slice(None)] * ndim
-    if ndim:
-        index[dim] = i
-    return tuple(index)
+def write(x: Expected, targets: Tensor, source: Expected, kind: str = "last", include_self: bool = True) -> Expected:
+    """`x` with the elements of a 1-d source at the flat indices `targets`.
+
+    kind          "last": they are written one after the other; else the reduction of the valid ones for each target
+    include_self  whether the target's own element, if it is valid, takes part in the reduction
+    """
+    flat = x.map(lambda t: t.reshape(-1).clone())
+    contributions: dict[int, list[Tensor]] = {}
+    for target, value, known in zip(targets.tolist(), source.data, source.mask.tolist(), strict=True):
+        if kind == "last":
+            flat.data[target], flat.mask[target] = value, known
+        elif known:
+            contributions.setdefault(target, []).append(value)
+    for target, values in contributions.items():
+        if include_self and bool(flat.mask[target]):
+            values.insert(0, x.data.reshape(-1)[target])
+        flat.data[target], flat.mask[target] = _combined(kind, values, x.data), True
+    return flat.map(lambda t: t.reshape(x.shape))
+
+
+def _combined(kind: str, contributions: list[Tensor], like: Tensor) -> Tensor:
+    values = torch.stack(contributions)
+    if values.dtype is torch.complex32:
+        values = values.to(torch.complex64)  # torch does not sum complex32
+    if kind == "mean":
+        # Integer means round down, as scatter_reduce does.
+        total = values.sum(0)
+        return total / len(values) if like.dtype.is_floating_point or like.dtype.is_complex else total // len(values)
+    if kind in ("sum", "add"):
+        return values.sum(0).to(like.dtype)
+    if kind in ("prod", "multiply"):
+        return values.prod(0).to(like.dtype)
+    return values.amax(0) if kind == "amax" else values.amin(0)
 
 
 @oracle("select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter")
@@ -215,128 +241,39 @@ def copy(c: Call) -> Expected:
     return Expected(source.data.to(x.data.dtype).expand(x.shape).clone(), source.mask.expand(x.shape))
 
 
-@oracle("fill", "zero")
-def fill(c: Call) -> Expected:
-    """All valid, or as valid as the value that is written."""
-    value, out = c.get("value"), c.plain()
-    return Expected(out, value.mask.expand(out.shape)) if isinstance(value, Expected) else valid(out)
+def _targets(c: Call) -> tuple[Tensor, Tensor]:
+    """The flat index where each element of the source is written, and whether the index that says so is valid."""
+    flat, index = _flat_indices(c["self"]), c["index"]
+    named = torch.where(index.mask, index.data, 0)
+    if c.name == "put":
+        return flat.reshape(-1)[named], index.mask
+    if c.name.startswith("scatter"):
+        return flat.gather(c["dim"], named), index.mask
+    targets = flat.index_select(c["dim"], named.reshape(-1))
+    shape = [1] * flat.ndim
+    if shape:
+        shape[c["dim"]] = -1
+    return targets, index.mask.reshape(shape).expand(targets.shape)
 
 
-@oracle("index_copy")
-def index_copy(c: Call) -> Expected:
-    """Slice by slice, in order; an invalid index writes nothing."""
-    x, index, source, dim = c["self"], c["index"], c["source"], c["dim"]
-    data, mask = x.data.clone(), x.mask.clone()
-    for k, (i, known) in enumerate(zip(index.data.reshape(-1).tolist(), index.mask.reshape(-1).tolist(), strict=True)):
-        if known:
-            data[_slice_at(x.ndim, dim, i)] = source.data[_slice_at(source.ndim, dim, k)]
-            mask[_slice_at(x.ndim, dim, i)] = source.mask[_slice_at(source.ndim, dim, k)]
-    return Expected(data, mask)
-
-
-@oracle("scatter.src", "scatter.value")
-def scatter(c: Call) -> Expected:
-    """Element by element, in order; an invalid index writes nothing."""
-    x, index, dim = c["self"], c["index"], c["dim"]
-    source = c.get("src", c.get("value"))
-    data, mask = x.data.clone(), x.mask.clone()
-    for read, written in _scattered_indices(x, index, dim):
-        if isinstance(source, Expected):
-            data[written], mask[written] = source.data[read], source.mask[read]
-        else:
-            data[written], mask[written] = source, True
-    return Expected(data, mask)
-
-
-def _scattered_indices(x: Expected, index: Expected, dim: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """For each valid element of `index`: where the source is read, and where `x` is written."""
-    for read in _coordinates(index.shape):
-        if index.mask[read]:
-            written = list(read)
-            if x.ndim:
-                written[dim] = int(index.data[read])
-            yield read, tuple(written)
-
-
-def _coordinates(shape: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    return itertools.product(*map(range, shape))
-
-
-def _combined(kind: str, contributions: list[Tensor], like: Tensor) -> Tensor:
-    values = torch.stack(contributions)
-    if values.dtype is torch.complex32:
-        values = values.to(torch.complex64)  # torch does not sum complex32
-    if kind == "mean":
-        # Integer means round down, as scatter_reduce does.
-        total = values.sum(0)
-        return total / len(values) if like.dtype.is_floating_point or like.dtype.is_complex else total // len(values)
-    if kind == "sum":
-        return values.sum(0).to(like.dtype)
-    if kind == "prod":
-        return values.prod(0).to(like.dtype)
-    return values.amax(0) if kind == "amax" else values.amin(0)
-
-
-# The index to which a contribution is added, its value, and whether it is valid.
-Contribution = tuple[tuple[int, ...], Tensor, bool]
-
-
-def _accumulate(x: Expected, kind: str, include_self: bool, contributions: Iterable[Contribution]) -> Expected:
-    """Reduce the valid contributions into x; with `include_self`, valid elements of x are contributions too."""
-    by_target: dict[tuple[int, ...], list[Tensor]] = {}
-    for target, value, known in contributions:
-        if known:
-            by_target.setdefault(target, []).append(value)
-    data, mask = x.data.clone(), x.mask.clone()
-    for target, values in by_target.items():
-        if include_self and bool(x.mask[target]):
-            values.insert(0, x.data[target])
-        data[target], mask[target] = _combined(kind, values, x.data), True
-    return Expected(data, mask)
-
-
-REDUCE = {
-    "add": "sum",
-    "multiply": "prod",
-    "mean": "mean",
-    "sum": "sum",
-    "prod": "prod",
-    "amax": "amax",
-    "amin": "amin",
-}
-
-
-@oracle("scatter_add", "scatter_reduce", "scatter.reduce", "scatter.value_reduce")
-def scatter_reduce(c: Call) -> Expected:
-    """A reduction over valid contributions, and self where it is included."""
-    x = c["self"]
-    source = c.get("src", c.get("value"))
-    contributions: list[Contribution] = []
-    for read, written in _scattered_indices(x, c["index"], c["dim"]):
-        if isinstance(source, Expected):
-            contributions.append((written, source.data[read], bool(source.mask[read])))
-        else:
-            contributions.append((written, torch.as_tensor(source).to(x.data), True))
-    return _accumulate(x, REDUCE[c.get("reduce") or "sum"], c.get("include_self", True), contributions)
-
-
-@oracle("index_add", "index_reduce")
-def index_add(c: Call) -> Expected:
-    """Like scatter_add, with one index for each slice."""
-    x, index, source, dim = c["self"], c["index"], c["source"], c["dim"]
-    alpha = c.get("alpha", 1)
-    contributions: list[Contribution] = []
-    shape = source.shape if source.ndim else torch.Size([1] * x.ndim)
-    data, mask = source.data.reshape(shape), source.mask.reshape(shape)
-    for read in _coordinates(shape):
-        k = read[dim] if shape else 0
-        if bool(index.mask.reshape(-1)[k]):
-            written = list(read)
-            if x.ndim:
-                written[dim] = int(index.data.reshape(-1)[k])
-            value = data[read] * alpha if alpha != 1 else data[read]
-            contributions.append((tuple(written), value, bool(mask[read])))
-    return _accumulate(x, REDUCE[c.get("reduce") or "sum"], c.get("include_self", True), contributions)
+@oracle(
+    """index_copy index_add index_reduce put scatter.src scatter.value scatter_add scatter_reduce scatter.reduce
+    scatter.value_reduce"""
+)
+def written(c: Call) -> Expected:
+    """Element by element, in order, or a reduction over valid contributions; an invalid index writes nothing."""
+    x, (targets, known) = c["self"], _targets(c)
+    source = c.get("src", c.get("source", c.get("value")))
+    if not isinstance(source, Expected):
+        source = valid(torch.full(targets.shape, source, dtype=x.data.dtype))
+    if c.get("alpha", 1) != 1:
+        source = Expected(source.data * c["alpha"], source.mask)
+    if source.data.numel() == targets.numel():
+        source = source.map(lambda t: t.reshape(targets.shape))
+    # Of a source that is larger than the index, a corner is read.
+    read = source.map(lambda t: t[tuple(map(slice, targets.shape))][known])
+    adds = c.get("accumulate") or c.name in ("index_add", "scatter_add")
+    return write(x, targets[known], read, "sum" if adds else c.get("reduce", "last"), c.get("include_self", True))
 
 
 @oracle("index_put", "_index_put_impl", "_unsafe_index_put")
@@ -349,25 +286,9 @@ def index_put(c: Call) -> Expected:
             raise Refused("index_put with slices and invalid indices")
         known = broadcast_valid(torch.broadcast_shapes(*(i.shape for i in indices)), indices)
     targets = torch.ops.aten.index.Tensor(_flat_indices(x), [_as_selected(i) for i in indices])
-    source = values.map(lambda t: t.expand(targets.shape).reshape(-1))
-    known = known.reshape(*known.shape, *[1] * (targets.ndim - known.ndim)).expand(targets.shape).reshape(-1)
-    written = zip(targets.reshape(-1)[known].tolist(), source.data[known], source.mask[known].tolist(), strict=True)
-    flat = x.map(lambda t: t.reshape(-1).clone())
-    if c["accumulate"]:
-        flat = _accumulate(flat, "sum", True, (((target,), value, is_valid) for target, value, is_valid in written))
-    else:
-        for target, value, is_valid in written:
-            flat.data[target], flat.mask[target] = value, is_valid
-    return flat.map(lambda t: t.reshape(x.shape))
-
-
-@oracle("put")
-def put(c: Call) -> Expected:
-    """index_put on the flat tensor."""
-    x, index, source = c["self"], c["index"], c["source"]
-    flat = [operand.map(lambda t: t.reshape(-1)) for operand in (x, index, source)]
-    args = (flat[0], [flat[1]], flat[2], c["accumulate"])
-    return index_put(Call.of(torch.ops.aten.index_put.default, args, {})).map(lambda t: t.reshape(x.shape))
+    known = known.reshape(*known.shape, *[1] * (targets.ndim - known.ndim)).expand(targets.shape)
+    source = values.map(lambda t: t.expand(targets.shape)[known])
+    return write(x, targets[known], source, "sum" if c["accumulate"] else "last")
 
 
 @oracle("masked_scatter")
@@ -375,9 +296,5 @@ def masked_scatter(c: Call) -> Expected:
     """Element by element, in order; an invalid entry of the mask writes nothing and consumes nothing."""
     shape = torch.broadcast_shapes(c["self"].shape, c["mask"].shape)
     x, mask = (operand.map(lambda t: t.expand(shape)) for operand in (c["self"], c["mask"]))
-    data, known = x.data.clone(), x.mask.clone()
-    source = c["source"].map(lambda t: t.reshape(-1))
-    written = (target for target in _coordinates(shape) if bool(mask.mask[target]) and bool(mask.data[target]))
-    for read, target in enumerate(written):
-        data[target], known[target] = source.data[read], source.mask[read]
-    return Expected(data, known)
+    targets = _flat_indices(x)[mask.data & mask.mask]
+    return write(x, targets, c["source"].map(lambda t: t.reshape(-1)[: len(targets)]))

@@ -7,29 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles.call import Call, Expected, NoOracle, Refused, all_true, oracle
+from op_registry.conformance.oracles.call import Call, Expected, NoOracle, Refused, all_true, broadcast_valid, oracle
 from op_registry.conformance.oracles.engine import Group, groups, reduce_groups
 
 
-@oracle("nonzero", "argwhere")
-def nonzero(c: Call) -> Tensor:
-    """The indices of the valid elements other than zero, as a plain tensor."""
+@oracle("nonzero", "argwhere", "nonzero_numpy", "nonzero_static", "count_nonzero")
+def nonzero(c: Call) -> Any:
+    """The indices or the number of the valid elements other than zero, as plain tensors."""
     x = c["self"]
-    return torch.nonzero(x.mask & (x.data != 0))
-
-
-@oracle("nonzero_numpy")
-def nonzero_numpy(c: Call) -> list[Tensor]:
-    """Like nonzero, with one tensor for each dimension."""
-    x = c["self"]
-    return list(torch.nonzero(x.mask & (x.data != 0), as_tuple=True))
-
-
-@oracle("nonzero_static")
-def nonzero_static(c: Call) -> Tensor:
-    """Like nonzero, padded."""
-    x = c["self"]
-    return torch.nonzero_static(x.mask & (x.data != 0), size=c["size"], fill_value=c["fill_value"])
+    return c.plain(self=x.mask & (x.data != 0))
 
 
 @oracle("unique_consecutive", "unique_dim", "unique_dim_consecutive", "_unique2", "_unique")
@@ -48,13 +34,15 @@ def unique(c: Call) -> Any:
     return values, Expected(full, x.mask), counts
 
 
-@oracle("bincount", "histc")
-def histogram(c: Call) -> Tensor:
-    """Counts of the valid elements, as a plain tensor."""
-    x = c["self"]
-    weights = c.get("weights")
-    mask = x.mask if weights is None else x.mask & weights.mask
-    return c.plain(self=x.data[mask], weights=None if weights is None else weights.data[mask])
+@oracle("bincount", "histc", "histogram")
+def histogram(c: Call) -> Any:
+    """Plain counts of the valid elements, and the bin edges, which by default span the valid elements."""
+    bins = c.get("bins")
+    if isinstance(bins, Expected) and not bins.all_valid:
+        raise Refused("histogram with invalid edges")
+    counted = {name: c[name] for name in ("self", "weight", "weights") if isinstance(c.get(name), Expected)}
+    mask = broadcast_valid(c["self"].shape, list(counted.values()))
+    return c.plain(**{name: operand.data[mask] for name, operand in counted.items()})
 
 
 @oracle("equal")
@@ -107,16 +95,6 @@ def searchsorted(c: Call) -> Expected:
         raise Refused("searchsorted with invalid boundaries")
     out = c.plain()
     return Expected(out, values.mask.expand(out.shape) if isinstance(values, Expected) else all_true(out))
-
-
-@oracle("histogram")
-def histogram_with_edges(c: Call) -> Any:
-    """Plain counts of the valid elements, and the bin edges, which by default span the valid elements."""
-    x, weight, bins = c["self"], c["weight"], c["bins"]
-    if isinstance(bins, Expected) and not bins.all_valid:
-        raise Refused("histogram with invalid edges")
-    mask = x.mask if weight is None else x.mask & weight.mask
-    return c.plain(self=x.data[mask], weight=None if weight is None else weight.data[mask])
 
 
 @oracle("segment_reduce")

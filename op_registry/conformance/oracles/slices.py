@@ -19,7 +19,6 @@ from op_registry.conformance.oracles.engine import (
     slices,
 )
 
-aten = torch.ops.aten
 # Plain torch's result for the valid elements of one slice.
 OfSlice = Callable[[Tensor], Results]
 
@@ -107,17 +106,6 @@ def quantile(c: Call) -> Any:
         return c.op._overloadpacket(values, wanted, interpolation=c["interpolation"])
 
     return reduce_slices(c, one, dims=c.dims(x.ndim))
-
-
-@oracle("count_nonzero")
-def count_nonzero(c: Call) -> Tensor:
-    """The number of valid elements other than zero, as a plain tensor."""
-    x = c["self"]
-    return (
-        aten.count_nonzero.dim_IntList(torch.where(x.mask, x.data, False), c.dims(x.ndim))
-        if x.ndim
-        else (x.mask & (x.data != 0)).to(torch.int64)
-    )
 
 
 @oracle("trace")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from op_registry.conformance.oracles.call import Call, Expected, NoOracle, oracle, valid
 from op_registry.conformance.oracles.engine import Group, Results, groups, reduce_groups
+from op_registry.conformance.oracles.positions import write
 from op_registry.conformance.oracles.products import per_dimension
 
 
@@ -22,12 +23,6 @@ class Window:
 
     indices: list[int]
     taps: int
-
-
-def _planes(x: Expected, n: int) -> tuple[Tensor, Tensor]:
-    """Data and mask as (planes, elements of a plane)."""
-    size = math.prod(x.shape[-n:])
-    return x.data.reshape(-1, size), x.mask.reshape(-1, size)
 
 
 def _sliding(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> list[Window]:
@@ -73,42 +68,32 @@ def pool(x: Expected, plain: Results, per_dim: Sequence[list[Window]], one: Call
     return reduce_groups(each, lambda group: one(group, windows[group.number % len(windows)]), plain)
 
 
-def _windows(c: Call, n: int, out: Tensor, dilated: bool = False) -> list[list[Window]]:
-    """The windows that kernel_size, stride, padding and dilation describe, for each dimension."""
+def _windows(c: Call, out: Tensor) -> list[list[Window]]:
+    """The windows along each dimension: adaptive, or described by kernel_size, stride, padding and dilation."""
+    n = int(next(filter(str.isdigit, c.name)))
+    sizes, counts = c["self"].shape[-n:], out.shape[-n:]
+    if "adaptive" in c.name:
+        return [_adaptive(*along) for along in zip(sizes, counts, strict=True)]
     kernel, padding = per_dimension(c["kernel_size"], n), per_dimension(c["padding"], n)
     stride = per_dimension(c["stride"], n) if c["stride"] else kernel
-    dilation = per_dimension(c["dilation"], n) if dilated else [1] * n
-    sizes = zip(c["self"].shape[-n:], out.shape[-n:], kernel, stride, padding, dilation, strict=True)
-    return [_sliding(*along) for along in sizes]
+    dilation = per_dimension(c.get("dilation", 1), n)
+    return [_sliding(*along) for along in zip(sizes, counts, kernel, stride, padding, dilation, strict=True)]
 
 
-def _adaptive_windows(c: Call, n: int, out: Tensor) -> list[list[Window]]:
-    return [_adaptive(size, count) for size, count in zip(c["self"].shape[-n:], out.shape[-n:], strict=True)]
-
-
-@oracle("avg_pool1d", "avg_pool2d", "avg_pool3d")
+@oracle(
+    """avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d"""
+)
 def avg_pool(c: Call) -> Any:
     """The sum of the valid elements, divided by their number plus counted padding, or by `divisor_override`."""
-    n = int(c.name[-2])
     out = c.plain()
-    override, include = c.get("divisor_override"), c["count_include_pad"]
+    override, include = c.get("divisor_override"), c.get("count_include_pad")
 
     def one(group: Group, window: Window) -> Tensor:
         padding = window.taps - group.size if include else 0
         return group.values[0].sum() / (override or (len(group.kept) + padding))
 
-    return pool(c["self"], out, _windows(c, n, out), one)
-
-
-@oracle(
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"
-)
-def adaptive_avg_pool(c: Call) -> Any:
-    """The mean of the valid elements of each window."""
-    out = c.plain()
-    return pool(
-        c["self"], out, _adaptive_windows(c, int(c.name[-2]), out), lambda group, window: group.values[0].mean()
-    )
+    return pool(c["self"], out, _windows(c, out), one)
 
 
 def _maximum(group: Group, plane_size: int) -> tuple[Tensor, Tensor]:
@@ -118,27 +103,16 @@ def _maximum(group: Group, plane_size: int) -> tuple[Tensor, Tensor]:
     return values[best], group.flat[best] % plane_size
 
 
-def _maxima(c: Call, plain: Results, per_dim: Sequence[list[Window]]) -> Any:
-    x = c["self"]
-    size = math.prod(x.shape[-len(per_dim) :])
-    if isinstance(plain, Tensor):
-        return pool(x, plain, per_dim, lambda group, window: _maximum(group, size)[0])
-    return pool(x, plain, per_dim, lambda group, window: _maximum(group, size))
-
-
-@oracle("""max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices""")
+@oracle(
+    """max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+    adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"""
+)
 def max_pool(c: Call) -> Any:
     """The greatest valid element of each window, and its index in the plane."""
-    plain = c.plain()
-    out = plain if isinstance(plain, Tensor) else plain[0]
-    return _maxima(c, plain, _windows(c, int(c.name[8]), out, dilated=True))
-
-
-@oracle("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max_pool(c: Call) -> Any:
-    """As max_pool, with adaptive windows."""
-    plain = c.plain()
-    return _maxima(c, plain, _adaptive_windows(c, int(c.name[-2]), plain[0]))
+    x, plain = c["self"], c.plain()
+    per_dim = _windows(c, plain if isinstance(plain, Tensor) else plain[0])
+    plane_size = math.prod(x.shape[-len(per_dim) :])
+    return pool(x, plain, per_dim, lambda group, window: _maximum(group, plane_size))
 
 
 @oracle("fractional_max_pool2d", "fractional_max_pool3d")
@@ -173,21 +147,16 @@ def fractional_max_pool(c: Call) -> Any:
 @oracle("max_unpool2d", "max_unpool3d")
 def max_unpool(c: Call) -> Expected:
     """Each element is written at its index, into valid zeros; an element with an invalid index is not written."""
-    x, indices = c["self"], c["indices"]
-    n = int(c.name[-2])
-    out = c.plain()
-    size = math.prod(out.shape[-n:])
-    planes, masks = [], []
-    for plane, plane_mask, target, known in zip(*_planes(x, n), *_planes(indices, n), strict=True):
-        values, mask = torch.zeros(size, dtype=plane.dtype), torch.ones(size, dtype=torch.bool)
-        for k in known.nonzero()[:, 0].tolist():
-            values = values.index_put((target[k],), plane[k])
-            mask[target[k]] = plane_mask[k]
-        planes.append(values)
-        masks.append(mask)
-    if not planes:
-        return valid(out)
-    return Expected(torch.stack(planes).reshape(out.shape), torch.stack(masks).reshape(out.shape))
+    x, indices, n = c["self"], c["indices"], int(c.name[-2])
+    zeros = torch.zeros_like(c.plain().detach())
+    targets = in_planes(indices, n, math.prod(zeros.shape[-n:]))
+    return write(valid(zeros), targets[indices.mask], x.map(lambda t: t[indices.mask]))
+
+
+def in_planes(indices: Expected, n: int, size: int) -> Tensor:
+    """Flat indices, from indices into planes (the last n dimensions) of `size` elements each."""
+    in_each = torch.where(indices.mask, indices.data, 0).flatten(-n).flatten(0, -2)
+    return (in_each + size * torch.arange(len(in_each))[:, None]).reshape(indices.shape)
 
 
 def _weights(c: Call, spatial: Sequence[int], dtype: torch.dtype) -> Iterator[Tensor]:

@@ -51,30 +51,20 @@ def parameters() -> dict[str, tuple[Make, tuple[Tensor, ...]]]:
     factor = torch.eye(3).expand(BATCH, 3, 3).contiguous() * 2 + 0.1
     triangle = torch.linalg.cholesky(factor)
     count = torch.tensor(6)
+    of_one_positive = (D.Chi2, D.Dirichlet, D.Exponential, D.HalfCauchy, D.HalfNormal, D.Poisson)
+    of_location_and_scale = (D.Cauchy, D.Gumbel, D.Laplace, D.LogNormal, D.LogisticNormal, D.Normal, D.VonMises)
     return {
-        "Bernoulli": (lambda p: D.Bernoulli(p), (share,)),
-        "Beta": (lambda a, b: D.Beta(a, b), (positive, other)),
+        **{kind.__name__: (kind, (share,)) for kind in (D.Bernoulli, D.ContinuousBernoulli, D.Geometric)},
+        **{kind.__name__: (kind, (positive,)) for kind in of_one_positive},
+        **{kind.__name__: (kind, (positive, other)) for kind in (D.Beta, D.Gamma, D.Kumaraswamy)},
+        **{kind.__name__: (kind, (real, positive)) for kind in of_location_and_scale},
         "Binomial": (lambda p: D.Binomial(count, p), (share,)),
         "Categorical": (lambda p: D.Categorical(logits=p), (real,)),
-        "Cauchy": (lambda m, s: D.Cauchy(m, s), (real, positive)),
-        "Chi2": (lambda d: D.Chi2(d), (positive,)),
-        "ContinuousBernoulli": (lambda p: D.ContinuousBernoulli(p), (share,)),
-        "Dirichlet": (lambda a: D.Dirichlet(a), (positive,)),
-        "Exponential": (lambda r: D.Exponential(r), (positive,)),
         "FisherSnedecor": (lambda a, b: D.FisherSnedecor(a, b), (positive + 4, other + 4)),
-        "Gamma": (lambda a, b: D.Gamma(a, b), (positive, other)),
         "GeneralizedPareto": (lambda m, s, c: D.GeneralizedPareto(m, s, c), (real, positive, share / 4)),
-        "Geometric": (lambda p: D.Geometric(p), (share,)),
-        "Gumbel": (lambda m, s: D.Gumbel(m, s), (real, positive)),
-        "HalfCauchy": (lambda s: D.HalfCauchy(s), (positive,)),
-        "HalfNormal": (lambda s: D.HalfNormal(s), (positive,)),
         "Independent": (lambda m, s: D.Independent(D.Normal(m, s), 1), (real, positive)),
         "InverseGamma": (lambda a, b: D.InverseGamma(a + 3, b), (positive, other)),
-        "Kumaraswamy": (lambda a, b: D.Kumaraswamy(a, b), (positive, other)),
         "LKJCholesky": (lambda c: D.LKJCholesky(3, c), (positive[:, 0],)),
-        "Laplace": (lambda m, s: D.Laplace(m, s), (real, positive)),
-        "LogNormal": (lambda m, s: D.LogNormal(m, s), (real, positive)),
-        "LogisticNormal": (lambda m, s: D.LogisticNormal(m, s), (real, positive)),
         "LowRankMultivariateNormal": (
             lambda m, f, d: D.LowRankMultivariateNormal(m, f, d), (real, torch.randn(BATCH, 3, 2), positive)
         ),
@@ -84,16 +74,13 @@ def parameters() -> dict[str, tuple[Make, tuple[Tensor, ...]]]:
         "Multinomial": (lambda p: D.Multinomial(6, logits=p), (real,)),
         "MultivariateNormal": (lambda m, t: D.MultivariateNormal(m, scale_tril=t), (real, triangle)),
         "NegativeBinomial": (lambda p: D.NegativeBinomial(count, p), (share,)),
-        "Normal": (lambda m, s: D.Normal(m, s), (real, positive)),
         "OneHotCategorical": (lambda p: D.OneHotCategorical(logits=p), (real,)),
         "OneHotCategoricalStraightThrough": (lambda p: D.OneHotCategoricalStraightThrough(logits=p), (real,)),
         "Pareto": (lambda s, a: D.Pareto(s, a + 2), (positive, other)),
         "RelaxedBernoulli": (lambda p: D.RelaxedBernoulli(torch.tensor(0.5), p), (share,)),
         "RelaxedOneHotCategorical": (lambda p: D.RelaxedOneHotCategorical(torch.tensor(0.5), logits=p), (real,)),
         "StudentT": (lambda d, m, s: D.StudentT(d + 3, m, s), (positive, real, other)),
-        "Poisson": (lambda r: D.Poisson(r), (positive,)),
         "Uniform": (lambda low, width: D.Uniform(low, low + width), (real, positive)),
-        "VonMises": (lambda m, c: D.VonMises(m, c), (real, positive)),
         "Weibull": (lambda s, c: D.Weibull(s, c), (positive, other + 1)),
         "Wishart": (lambda t: D.Wishart(torch.tensor(5.0), scale_tril=t), (triangle,)),
         "TransformedDistribution": (
@@ -105,27 +92,24 @@ def parameters() -> dict[str, tuple[Make, tuple[Tensor, ...]]]:
 def transforms() -> dict[str, tuple[D.Transform, Tensor]]:
     """A transform of each kind with an argument."""
     x = torch.randn(BATCH, 3)
+    without_parameters = (
+        D.AbsTransform, D.CorrCholeskyTransform, D.ExpTransform, D.SigmoidTransform, D.SoftmaxTransform,
+        D.SoftplusTransform, D.StickBreakingTransform, D.TanhTransform,
+    )  # fmt: skip
     return {
-        "AbsTransform": (D.AbsTransform(), x),
+        **{kind.__name__: (kind(), x) for kind in without_parameters},
         "AffineTransform": (D.AffineTransform(1.0, 2.0), x),
         "CatTransform": (D.CatTransform([D.ExpTransform(), D.AffineTransform(1.0, 2.0)], 1, [1, 2]), x),
         "ComposeTransform": (D.ComposeTransform([D.AffineTransform(1.0, 2.0), D.ExpTransform()]), x),
-        "CorrCholeskyTransform": (D.CorrCholeskyTransform(), x),
         "CumulativeDistributionTransform": (D.CumulativeDistributionTransform(D.Normal(0.0, 1.0)), x),
-        "ExpTransform": (D.ExpTransform(), x),
         "IndependentTransform": (D.IndependentTransform(D.ExpTransform(), 1), x),
         "LowerCholeskyTransform": (D.LowerCholeskyTransform(), torch.randn(BATCH, 3, 3)),
         "PositiveDefiniteTransform": (D.PositiveDefiniteTransform(), torch.randn(BATCH, 3, 3)),
         "PowerTransform": (D.PowerTransform(torch.tensor(2.0)), x.abs() + 0.1),
         "ReshapeTransform": (D.ReshapeTransform(torch.Size((3,)), torch.Size((3, 1))), x),
-        "SigmoidTransform": (D.SigmoidTransform(), x),
-        "SoftplusTransform": (D.SoftplusTransform(), x),
-        "TanhTransform": (D.TanhTransform(), x),
-        "SoftmaxTransform": (D.SoftmaxTransform(), x),
         "StackTransform": (
             D.StackTransform([D.ExpTransform(), D.AffineTransform(1.0, 2.0), D.TanhTransform()], 1), x
         ),
-        "StickBreakingTransform": (D.StickBreakingTransform(), x),
     }  # fmt: skip
 
 
