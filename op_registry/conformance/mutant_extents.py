@@ -106,14 +106,13 @@ def missing_as_padding(right: Callable[..., Any]) -> Callable[..., Any]:
 @_way("positions counted from the other end", follow, "carried_to", "mul", "softmax")
 def in_another_order(right: Callable[..., Any]) -> Callable[..., Any]:
     def carried(*args: Any) -> list[Any]:
-        return [None if f is None or f.there is None else _backwards(f) for f in right(*args)]
+        return [None if f is None or f.said is None else _backwards(f) for f in right(*args)]
 
     return carried
 
 
 def _backwards(factor: Factor) -> Factor:
     """A factor whose positions count from the other end."""
-    assert factor.there is not None
     return Factor(factor.along, factor.there.flip(factor.positions))
 
 

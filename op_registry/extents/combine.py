@@ -14,9 +14,9 @@ from op_registry.extents.factors import (
     Factor,
     Positions,
     computed,
-    conjunction,
     is_prefix,
     numbers_positions,
+    where_all,
 )
 from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
 from op_registry.records.validity import intersect
@@ -45,13 +45,7 @@ def both(a: Factor, b: Factor) -> Factor:
     along = tuple(met(x, y) for x, y in zip(a.along, b.along, strict=True))
     assert a.said is not None
     assert b.said is not None
-    return Factor(along, computed(_intersection, a.said, b.said))
-
-
-def _intersection(a: Tensor, b: Tensor) -> Tensor:
-    found = intersect(a, b)
-    assert found is not None
-    return found
+    return Factor(along, computed(intersect, a.said, b.said))
 
 
 def met(a: Along, b: Along) -> Along:
@@ -72,10 +66,8 @@ def check_layouts(operands: Sequence[Sequence[Factor]], name: str) -> None:
         met = [factors for factors in met if factors]
         if len(met) < 2 or all(is_prefix(f.along[dim]) for factors in met for f in factors):
             continue
-        first, *others = [conjunction(factors) for factors in met]
+        first, *others = [where_all(factors) for factors in met]
         for other in others:
-            assert first is not None
-            assert other is not None
             if first is not other:
                 _check_same(first, other, dim, name)
 

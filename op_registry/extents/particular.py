@@ -10,7 +10,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions import Labels
-from op_registry.extents.factors import Factor, along_dim, conjunction, factors_of, is_prefix, there
+from op_registry.extents.factors import Factor, along_dim, factors_of, is_prefix, there, where_all
 from op_registry.extents.follow import any_stored, followed, records_of, refuse
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool, as_int8, unite
@@ -49,9 +49,7 @@ def _places(record: Any) -> list[Factor] | None:
 def _same(a: list[Factor] | None, b: list[Factor] | None) -> bool:
     if a is None or b is None:
         return False
-    first, second = conjunction(a), conjunction(b)
-    assert first is not None
-    assert second is not None
+    first, second = where_all(a), where_all(b)
     return first is second or (first.shape == second.shape and torch.equal(first, second))
 
 

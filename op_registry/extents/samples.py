@@ -30,6 +30,7 @@ from op_registry.extents.factors import (
     index_along,
     is_prefix,
     numbers_positions,
+    where_all,
     with_extent,
     without_order,
 )
@@ -84,8 +85,7 @@ def ends(record: Dense, dim: int, k: int, last: bool = False) -> Dense:
 def positions(record: AnyRecord, dim: int) -> Dense:
     """int64: how many positions of the sample come before each along `dim`; of the dimensions on which that depends."""
     gone = [f for f in factors_of(record) if f.along[dim] is not None]
-    there = conjunction(gone)
-    assert there is not None
+    there = where_all(gone)
     factor = gone[0] if len(gone) == 1 else _joint(gone, there)
     rank = (there.cumsum(dim, dtype=torch.int64) - 1).clamp(min=0)
     others = [d for d in range(record.ndim) if factor.along[d] is None]
@@ -180,8 +180,7 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
     if len(depends) == 1 and is_prefix(depends[0].along[dim]):
         kept = list(factors)
     else:
-        there = conjunction(depends)
-        assert there is not None
+        there = where_all(depends)
         index = index_along(dim, there.shape[dim], there.ndim, there.device)
         prefix = as_int8(index < there.sum(dim, keepdim=True, dtype=torch.int64))
         kept = [*without(record, [dim]), _joint(depends, prefix).knowing(dim, PREFIX)]
@@ -189,10 +188,7 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
 
     def of_result(result: AnyRecord, _: Any) -> Any:
         size = result.shape[dim]
-        cut = [
-            f if f.along[dim] is None or f.there is None else replace(f, said=f.there.narrow(dim, 0, size))
-            for f in kept
-        ]
+        cut = [f if f.along[dim] is None else replace(f, said=f.there.narrow(dim, 0, size)) for f in kept]
         return with_factors(result, cut, is_mask)
 
     return for_each_result(results, labels.results, of_result)
@@ -229,9 +225,7 @@ def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense
     condition = next(iter(call.tensors.values()))
     test = condition.filled(False) if isinstance(condition, Dense) else condition
     ones = torch.ones([1] * result.ndim, dtype=torch.int8, device=result.device)
-    first, second = [conjunction(each) if each else ones for each in of_sample]
-    assert first is not None
-    assert second is not None
+    first, second = [where_all(each) if each else ones for each in of_sample]
     there = torch.where(test, first, second)
     depends = {d for each in of_sample for f in each for d in f.depends}
     there = there.expand(result.shape) if there.ndim < result.ndim else there

@@ -246,7 +246,6 @@ def unfolded(call: Bound, labels: Labels, run: Run) -> Outcome:
     factors = []
     for factor in factors_of(record):
         along, there = as_positions(factor.along[dim]), factor.there
-        assert there is not None
         known = (*factor.along, None)
         if along is None:
             factors.append(Factor(known, there.unsqueeze(-1)))
