@@ -23,26 +23,24 @@ How it runs on :class:`Sparse` records follows from the dimensions that it state
 from op_registry import extents
 from op_registry.autocast import autocast_off, autocast_on, result_dtype, upcast_under_autocast
 from op_registry.bound import Bound, bind_by_name
-from op_registry.dimensions import (
+from op_registry.dimensions.equation import Equation
+from op_registry.dimensions.labels import Elementwise
+from op_registry.dimensions.movements import (
     Along,
     AtIndices,
     ByArgument,
-    Elementwise,
-    Equation,
     Indexed,
     Joined,
-    LastDims,
     Loss,
     OfSizes,
     OnDiagonal,
     Repeated,
-    Reshaped,
-    Slices,
     Unknown,
     Unsqueezed,
-    View,
     Windows,
 )
+from op_registry.dimensions.slices import LastDims, Slices
+from op_registry.dimensions.views import Reshaped, View
 from op_registry.errors import InvalidValueError, MaskedSemanticsError
 from op_registry.laws.categories import (
     ACCUMULATION,

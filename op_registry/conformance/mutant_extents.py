@@ -13,7 +13,7 @@ from typing import Any
 
 from op_registry.bound import Bound
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.extents import follow, indices, joins, particular, samples, slices
 from op_registry.extents.factors import Factor, extent_of
 from op_registry.extents.remembered import forget_plans

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Dimension, Label, Labels, View, atoms
+from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
+from op_registry.dimensions.views import View
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (

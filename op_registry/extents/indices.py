@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from op_registry.bound import Bound
-from op_registry.dimensions import AtIndices, Elementwise, Indexed, Label, Labels, View, atoms
+from op_registry.dimensions.labels import Elementwise, Label, Labels, atoms
+from op_registry.dimensions.movements import AtIndices, Indexed
+from op_registry.dimensions.views import View
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
     SAMPLES,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
     SAMPLES,

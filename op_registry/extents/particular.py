@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.extents.factors import Factor, along_dim, factors_of, is_prefix, there, where_all
 from op_registry.extents.follow import any_stored, followed, records_of, refuse
 from op_registry.records.dense import Dense

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.extents.ends import batch_end
 from op_registry.extents.factors import (
     Extent,

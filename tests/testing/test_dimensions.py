@@ -23,7 +23,7 @@ from op_registry.authoring import (
     Windows,
 )
 from op_registry.bound import bind_by_name
-from op_registry.dimensions import row_reader
+from op_registry.dimensions.rows import row_reader
 
 aten = torch.ops.aten
 MATMUL = Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->")
