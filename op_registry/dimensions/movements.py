@@ -224,13 +224,15 @@ class Unsqueezed(Dimensions):
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         tensors = tensors_in(op, named)
-        inserted = [named[f"expand{n}"] for n in range(1, 1 + len(tensors))]
-        every = range(next(iter(tensors.values())).ndim + len(inserted[0]))
+        every = range(next(iter(tensors.values())).ndim + len(named["expand1"]))
+        summed, *inserted = (
+            {d % len(every) for d in named[a]} for a in ("sumdim", *(f"expand{n + 1}" for n in range(len(tensors))))
+        )
         operands = {
             name: tuple(f"d{d}" for d in every if d not in ones) for name, ones in zip(tensors, inserted, strict=True)
         }
-        result = tuple(f"d{d}" for d in every if d not in named["sumdim"])
-        return Labels({**operands}, (result,), {f"d{d}": "contracted" for d in named["sumdim"]})
+        result = tuple(f"d{d}" for d in every if d not in summed)
+        return Labels({**operands}, (result,), {f"d{d}": "contracted" for d in summed})
 
     def misfit(self, op: OpOverload) -> str | None:
         return (
