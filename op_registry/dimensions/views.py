@@ -33,8 +33,7 @@ class View(Dimensions):
     The operator may also write to such a view (``select_scatter``), or be the view's derivative (``select_backward``).
     """
 
-    def __str__(self) -> str:
-        return "a view: each dimension goes where its stride does"
+    words = "a view: each dimension goes where its stride does"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         view, (first, *others) = _view_of(op), tensors_in(op, named)
@@ -101,8 +100,8 @@ def _labels_by_strides(view: Tensor, labels: Sequence[Label]) -> tuple[Label, ..
 class Reshaped(Dimensions):
     """The same elements in order, in other sizes: dimensions are merged and split where their sizes allow it."""
 
-    def __str__(self) -> str:
-        return "dimensions are merged and split as the sizes say"
+    words = "dimensions are merged and split as the sizes say"
+    needs = ("size",)
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         name, *_ = [a.name for a in op._schema.arguments]
@@ -110,9 +109,6 @@ class Reshaped(Dimensions):
         size = _without_unknown(tuple(named["size"]), math.prod(shape))
         mine, theirs, sizes, roles = _regrouped(shape, size)
         return Labels({name: mine}, (theirs,), roles, sizes)
-
-    def misfit(self, op: OpOverload) -> str | None:
-        return None if "size" in [a.name for a in op._schema.arguments] else "Reshaped(): the operator has no size"
 
 
 def _without_unknown(size: tuple[int, ...], elements: int) -> tuple[int, ...]:
