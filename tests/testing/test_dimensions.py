@@ -114,7 +114,7 @@ CALLS: list[tuple[Any, Any, list[Any], dict[str, tuple[Any, ...]], tuple[Any, ..
         ("-2.0", "-2.1", -1),
         {},
     ),
-    (aten.view.default, Reshaped(), [torch.ones(1, 5, 4), [5, 4]], {"self": (-3, -2, -1)}, ((-3, -2), -1), {}),
+    (aten.view.default, Reshaped(), [torch.ones(1, 5, 4), [5, 4]], {"self": (None, -2, -1)}, (-2, -1), {}),
     (
         aten.view.default,
         Reshaped(),
