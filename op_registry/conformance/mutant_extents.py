@@ -119,7 +119,7 @@ def _backwards(factor: Factor) -> Factor:
 # ------------------------------------------------------------------------------------------------------ joins and views
 
 
-@_way("the parts of a join are in another order", joins, "_laid_out", "cat", "vstack")
+@_way("the parts of a join are in another order", joins, "laid_out", "cat", "vstack")
 def joined_backwards(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda parts, dim, like: right(parts[::-1], dim, like).flip(dim)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
@@ -17,9 +18,10 @@ from op_registry.extents.factors import (
     is_prefix,
     numbers_positions,
     where_all,
+    with_size,
 )
 from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
-from op_registry.records.validity import intersect
+from op_registry.records.validity import as_int8, intersect
 
 
 def combined(operands: Sequence[Sequence[Factor]], name: str) -> tuple[Factor, ...]:
@@ -46,6 +48,16 @@ def both(a: Factor, b: Factor) -> Factor:
     assert a.said is not None
     assert b.said is not None
     return Factor(along, computed(intersect, a.said, b.said))
+
+
+def laid_out(parts: Sequence[tuple[Tensor | None, int]], dim: int, like: Tensor) -> Tensor:
+    """Booleans end to end along `dim`, each with the size of its part (None: ones)."""
+    ones = like.new_ones([1] * like.ndim)
+    tensors = [ones if there is None else there for there, _ in parts]
+    shape = torch.broadcast_shapes(*[with_size(t.shape, dim, 1) for t in tensors])
+    return torch.cat(
+        [as_int8(t).expand(with_size(shape, dim, size)) for t, (_, size) in zip(tensors, parts, strict=True)], dim
+    )
 
 
 def met(a: Along, b: Along) -> Along:

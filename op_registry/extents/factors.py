@@ -265,7 +265,7 @@ def narrowed(there: Tensor, along: Sequence[Along]) -> Tensor:
         if known is None and there.shape[dim] != 1:
             # (all of its elements are equal; of none, everything can be said)
             if not there.shape[dim]:
-                there = there.new_ones(_with(there.shape, dim, 1))
+                there = there.new_ones(with_size(there.shape, dim, 1))
             elif is_divided(there):  # a part of each rank would be gathered from all
                 there = there.amax(dim, keepdim=True)
             else:
@@ -273,7 +273,8 @@ def narrowed(there: Tensor, along: Sequence[Along]) -> Tensor:
     return there
 
 
-def _with(shape: Sequence[int], dim: int, size: int) -> list[int]:
+def with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    """A shape with this size in one of its dimensions."""
     return [size if d == dim else s for d, s in enumerate(shape)]
 
 

@@ -190,6 +190,14 @@ def for_each_result(result: Any, dims: Sequence[Any], change: Callable[[Any, Any
     return change(result, dims[0])
 
 
+def for_each(result: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` of each result, in lists and tuples of them too."""
+    if isinstance(result, (list, tuple)):
+        changed = [for_each(r, change) for r in result]
+        return type(result)(changed) if type(result) in (list, tuple) else type(result)(*changed)
+    return change(result)
+
+
 def refuse(call: Bound, why: str) -> MaskedSemanticsError:
     """The error for a call that has no meaning where operands know which positions are there."""
     shapes = ", ".join(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
-from op_registry.extents.combine import combined
+from op_registry.extents.combine import combined, laid_out
 from op_registry.extents.factors import (
     SAMPLES,
     SCATTERED,
@@ -101,7 +101,7 @@ def _steps(parts: Sequence[_Part], dim: int) -> Factor | None:
     depends: set[int] = {d for factors in samples for f in factors for d in f.depends}
     along = tuple(SCATTERED if d == dim else SAMPLES if d in depends else None for d in range(given[0].ndim))
     laid = [(conjunction(factors), part.size) for factors, part in zip(samples, parts, strict=True)]
-    return Factor(along, _laid_out(laid, dim, given[0]))
+    return Factor(along, laid_out(laid, dim, given[0]))
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
@@ -115,7 +115,7 @@ def _end_to_end(parts: Sequence[_Part], factors: Sequence[Sequence[Factor]], dim
     given = [f for each in factors for f in each]
     somewhere = _somewhere(factors, dim, positions)
     laid = [(where_all(each) if each else somewhere, part.size) for each, part in zip(factors, parts, strict=True)]
-    there = _laid_out(laid, dim, given[0].there)
+    there = laid_out(laid, dim, given[0].there)
     along = list(first_known(given))
     if positions:
         along[dim] = _positions(factors, [part.size for part in parts], dim)
@@ -132,20 +132,6 @@ def _somewhere(factors: Sequence[Sequence[Factor]], dim: int, positions: bool) -
             somewhere = as_int8(factor.there.any(dim, keepdim=True))
             found = somewhere if found is None else unite(found, somewhere)
     return found
-
-
-def _laid_out(parts: Sequence[tuple[Tensor | None, int]], dim: int, like: Tensor) -> Tensor:
-    """Booleans end to end along `dim`, each with the size of its part (None: ones)."""
-    ones = like.new_ones([1] * like.ndim)
-    tensors = [ones if there is None else there for there, _ in parts]
-    shape = torch.broadcast_shapes(*[[1 if d == dim else s for d, s in enumerate(t.shape)] for t in tensors])
-    return torch.cat(
-        [
-            as_int8(t).expand([size if d == dim else s for d, s in enumerate(shape)])
-            for t, (_, size) in zip(tensors, parts, strict=True)
-        ],
-        dim,
-    )
 
 
 def _positions(factors: Sequence[Sequence[Factor]], sizes: Sequence[int], dim: int) -> Positions:

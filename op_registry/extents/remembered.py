@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from op_registry.extents import ends
 from op_registry.extents.factors import Boolean, Extent, Factor, confined, conjunction, extent_of, said_of, with_extent
-from op_registry.extents.follow import RECORDS, Mask, Outcome, is_all_valid
+from op_registry.extents.follow import RECORDS, Mask, Outcome, for_each, is_all_valid
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import intersect
 from op_registry.rule import Rule, Run
@@ -55,7 +55,7 @@ def remembered(
     records: list[AnyRecord] = []
     key = _key((*args, *kwargs.items()), records)
     if key is None:
-        return _each(outcome(run, rule, op, args, kwargs), finished)
+        return for_each(outcome(run, rule, op, args, kwargs), finished)
     key = (rule, op, key)
     plan = _plans.get(key)
     if plan is _ITSELF:
@@ -69,7 +69,7 @@ def remembered(
     if isinstance(result, RECORDS):
         return _as_planned(result, plan[0], records)
     told = iter(plan)
-    return _each(result, lambda r: _as_planned(r, next(told), records))
+    return for_each(result, lambda r: _as_planned(r, next(told), records))
 
 
 def extent_kept(rule: Rule, op: OpOverload, args: Sequence[Any]) -> Extent | None:
@@ -186,14 +186,14 @@ def _first(
         return making.raw
     quiet = not making.read and ends.told == told and len(raw) == len(outcomes)
     if not quiet or not all(_is_of(r, o) and _has_plan(o) for r, o in zip(raw, outcomes, strict=True)):
-        return _each(result, finished)
+        return for_each(result, finished)
     for place in making.places:
         place.said = None
     if len(_plans) > _MOST:
         _plans.clear()
     plan = _plans[key] = [(o.extent, o.mask) if isinstance(o, Outcome) else None for o in outcomes]
     told = iter(plan)
-    return _each(making.raw, lambda r: _as_planned(r, next(told), records))
+    return for_each(making.raw, lambda r: _as_planned(r, next(told), records))
 
 
 def _has_plan(outcome: Any) -> bool:
@@ -217,13 +217,6 @@ def _flat(result: Any) -> list[Any]:
     if isinstance(result, (list, tuple)):
         return [r for item in result for r in _flat(item)]
     return [result]
-
-
-def _each(result: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(result, (list, tuple)):
-        changed = [_each(r, change) for r in result]
-        return type(result)(changed) if type(result) in (list, tuple) else type(result)(*changed)
-    return change(result)
 
 
 def _as_planned(result: Any, told: tuple[Extent | None, Mask] | None, records: Sequence[AnyRecord]) -> Any:

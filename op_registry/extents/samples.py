@@ -32,11 +32,13 @@ from op_registry.extents.factors import (
     numbers_positions,
     where_all,
     with_extent,
+    with_size,
     without_order,
 )
 from op_registry.extents.follow import (
     any_stored,
     carried_to,
+    for_each,
     for_each_result,
     only_padded,
     records_of,
@@ -100,7 +102,7 @@ def _joint(factors: Sequence[Factor], there: Tensor) -> Factor:
 
 def _gathered(record: Dense, dim: int, order: Tensor, factors: Sequence[Factor], is_mask: bool) -> Dense:
     """The elements at `order` of `dim`, which broadcasts to the record in other dimensions."""
-    index = order.expand([order.shape[d] if d == dim else s for d, s in enumerate(record.shape)])
+    index = order.expand(with_size(record.shape, dim, order.shape[dim]))
     validity = conjunction(factors)
     if not is_mask and record.full_validity is not None:
         validity = intersect(validity, record.full_validity.gather(dim, index))
@@ -258,17 +260,13 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
         len(lead) == 1 or any(f.along[d] is not None for f in factors_of(record) for d in range(1, len(lead)))
     ):
         flat = _reshaped(record, (math.prod(lead), 1, *record.shape[len(lead) :]))
-        result = _each(call.with_(**{name: flat}).run(rule), lambda r: _reshaped(r, (*lead, *r.shape[2:])))
+        result = for_each(call.with_(**{name: flat}).run(rule), lambda r: _reshaped(r, (*lead, *r.shape[2:])))
     else:
         result = call.with_(**{name: record}).run(rule)
     if not padded:
         return result
     # Every window of a sample's own then has a result, and no other has.
-    return _each(result, lambda r: Dense(r.data, r.validity, r.extent and extent_of(r.extent.factors, is_mask=True)))
-
-
-def _each(result: Any, change: Callable[[Dense], Dense]) -> Any:
-    return tuple(change(r) for r in result) if isinstance(result, tuple) else change(result)
+    return for_each(result, lambda r: Dense(r.data, r.validity, r.extent and extent_of(r.extent.factors, is_mask=True)))
 
 
 def _reshaped(record: Dense, size: Sequence[int]) -> Dense:
