@@ -139,7 +139,7 @@ def _without_unknown(size: tuple[int, ...], elements: int) -> tuple[int, ...]:
 
 
 def _runs(shape: Sequence[int], size: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The dimensions of both in the shortest runs that have as many elements; those of size 1 are in none."""
+    """The dimensions of both in the shortest runs that have as many elements; those of size 1 may be in none."""
     if shape == size:
         return [([n], [n]) for n in range(len(shape))]
     if 0 in shape:
