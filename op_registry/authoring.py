@@ -27,26 +27,26 @@ from op_registry.autocast import result_dtype as result_dtype
 from op_registry.autocast import upcast_under_autocast as upcast_under_autocast
 from op_registry.bound import Bound as Bound
 from op_registry.bound import bind_by_name as bind_by_name
+from op_registry.dimensions.equation import Equation as Equation
+from op_registry.dimensions.labels import Elementwise as Elementwise
 
 # Which dimensions an operator works on.
-from op_registry.dimensions import Along as Along
-from op_registry.dimensions import AtIndices as AtIndices
-from op_registry.dimensions import ByArgument as ByArgument
-from op_registry.dimensions import Elementwise as Elementwise
-from op_registry.dimensions import Equation as Equation
-from op_registry.dimensions import Indexed as Indexed
-from op_registry.dimensions import Joined as Joined
-from op_registry.dimensions import LastDims as LastDims
-from op_registry.dimensions import Loss as Loss
-from op_registry.dimensions import OfSizes as OfSizes
-from op_registry.dimensions import OnDiagonal as OnDiagonal
-from op_registry.dimensions import Repeated as Repeated
-from op_registry.dimensions import Reshaped as Reshaped
-from op_registry.dimensions import Slices as Slices
-from op_registry.dimensions import Unknown as Unknown
-from op_registry.dimensions import Unsqueezed as Unsqueezed
-from op_registry.dimensions import View as View
-from op_registry.dimensions import Windows as Windows
+from op_registry.dimensions.movements import Along as Along
+from op_registry.dimensions.movements import AtIndices as AtIndices
+from op_registry.dimensions.movements import ByArgument as ByArgument
+from op_registry.dimensions.movements import Indexed as Indexed
+from op_registry.dimensions.movements import Joined as Joined
+from op_registry.dimensions.movements import Loss as Loss
+from op_registry.dimensions.movements import OfSizes as OfSizes
+from op_registry.dimensions.movements import OnDiagonal as OnDiagonal
+from op_registry.dimensions.movements import Repeated as Repeated
+from op_registry.dimensions.movements import Unknown as Unknown
+from op_registry.dimensions.movements import Unsqueezed as Unsqueezed
+from op_registry.dimensions.movements import Windows as Windows
+from op_registry.dimensions.slices import LastDims as LastDims
+from op_registry.dimensions.slices import Slices as Slices
+from op_registry.dimensions.views import Reshaped as Reshaped
+from op_registry.dimensions.views import View as View
 from op_registry.errors import InvalidValueError as InvalidValueError
 from op_registry.errors import MaskedSemanticsError as MaskedSemanticsError
 

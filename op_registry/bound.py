@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch._ops import OpOverload
 
-from op_registry.dimensions import Labels, tensors_in
+from op_registry.dimensions.labels import Labels, tensors_in
 from op_registry.records.dense import map_tensors
 from op_registry.rule import Rule
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from op_registry.dimensions import Dimensions, Slices, tensor_arguments
+from op_registry.dimensions.labels import Dimensions, tensor_arguments
+from op_registry.dimensions.slices import Slices
 from op_registry.rule import Category, Run, in_dispatcher, is_functional, packet_name, takes_tensor, written_at
 from op_registry.schema import functional_form, is_inplace, misfit, written_arguments
 from op_registry.traits import Traits

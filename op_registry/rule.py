@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.digests import digest_of_code
-from op_registry.dimensions import Dimensions, Slices
+from op_registry.dimensions.labels import Dimensions
+from op_registry.dimensions.slices import Slices
 from op_registry.errors import MaskedSemanticsError
 from op_registry.schema import misfit
 from op_registry.traits import NO_TRAITS, Traits

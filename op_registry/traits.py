@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from op_registry.dimensions import Dimensions
+from op_registry.dimensions.labels import Dimensions
 
 
 @dataclass(frozen=True)

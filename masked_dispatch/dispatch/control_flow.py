@@ -85,7 +85,7 @@ def _booleans(value: Any, extent: Extent | None, number: int) -> list[Tensor]:
             "another. Give it the same in all, masked_dispatch.padded(y, dim=…) or masked_dispatch.align; or treat "
             "padding as missing values, y.without_extent()"
         )
-    return [f.there.to(_number(value), copy=True) for f in factors_of(unwrap(value)) if f.there is not None]
+    return [f.there.to(_number(value), copy=True) for f in factors_of(unwrap(value))]
 
 
 def _number(value: Tensor) -> torch.dtype:

@@ -110,11 +110,10 @@ def alike(
 
 
 def _placed(place: Place, factor: Factor, shape: Sequence[int], placements: Sequence[Placement] | None) -> Factor:
-    there = factor.there
-    if there is None:
+    if factor.said is None:
         return factor
     sizes = [1 if along is None else size for along, size in zip(factor.along, shape, strict=True)]
-    return Factor(factor.along, waited_for(place(there.expand(sizes), placements_of(factor, placements))))
+    return Factor(factor.along, waited_for(place(factor.there.expand(sizes), placements_of(factor, placements))))
 
 
 def placements_of(factor: Factor, placements: Sequence[Placement] | None) -> Sequence[Placement] | None:
@@ -181,8 +180,7 @@ def booleans_of(tensor: Tensor) -> list[Tensor]:
     extent = tensor._extent if isinstance(tensor, MaskedTensor) else None
     if not isinstance(tensor, MaskedTensor) or extent is None or all(f.said is None for f in extent.factors):
         return []
-    theres = [factor.there for factor in factors_of(unwrap(tensor))]
-    return [as_bool(there).expand(tensor.shape) for there in theres if there is not None]
+    return [as_bool(factor.there).expand(tensor.shape) for factor in factors_of(unwrap(tensor))]
 
 
 def with_booleans(tensor: MaskedTensor, extent: Extent, booleans: Sequence[Tensor]) -> MaskedTensor:

@@ -98,7 +98,10 @@ class Known:
         shapes = self.shapes(record.shape)
         if record.extent is None:  # of a rank that only receives
             return [torch.zeros(shape.numel(), dtype=torch.int8, device=record.device) for shape in shapes]
-        return [_full(f.there, shape).reshape(-1) for f, shape in zip(factors_of(record), shapes, strict=True)]
+        return [
+            f.there.to(torch.int8).expand(shape).reshape(-1)
+            for f, shape in zip(factors_of(record), shapes, strict=True)
+        ]
 
     def shapes(self, shape: Sequence[int]) -> list[torch.Size]:
         """The shapes of the booleans that travel with a tensor of this shape."""
@@ -127,11 +130,6 @@ class Known:
 WITHOUT = Known()
 
 
-def _full(there: Tensor | None, shape: torch.Size) -> Tensor:
-    assert there is not None
-    return there.to(torch.int8).expand(shape)
-
-
 def split_rows(record: Dense, sizes: Sequence[int]) -> list[Extent | None]:
     """The extents of parts of a record with these numbers of rows."""
     extent = record.extent
@@ -143,7 +141,10 @@ def split_rows(record: Dense, sizes: Sequence[int]) -> list[Extent | None]:
             "different ranks. Move the samples to the front, x.transpose(0, 1); or pass x.without_extent(), in which "
             "padding counts as missing."
         )
-    theres = [None if f.said is None else _full_rows(f.there, sum(sizes)).split(list(sizes)) for f in extent.factors]
+    theres = [
+        None if f.said is None else f.there.expand(sum(sizes), *f.there.shape[1:]).split(list(sizes))
+        for f in extent.factors
+    ]
     return [
         Extent(
             tuple(Factor(f.along, t if t is None else t[n]) for f, t in zip(extent.factors, theres, strict=True)),
@@ -151,11 +152,6 @@ def split_rows(record: Dense, sizes: Sequence[int]) -> list[Extent | None]:
         )
         for n in range(len(sizes))
     ]
-
-
-def _full_rows(there: Tensor | None, rows: int) -> Tensor:
-    assert there is not None
-    return there.expand(rows, *there.shape[1:])
 
 
 def in_one(records: Sequence[Dense], shape: Sequence[int]) -> Extent | None:

@@ -22,8 +22,8 @@ def parts_of_extent(extent: Extent | None) -> tuple[tuple[Any, ...], ...]:
     """What a file holds of an extent, as the last argument of a builder; nothing for a tensor without one."""
     if extent is None:
         return ()
-    theres = (factor.there for factor in extent.factors)
-    return ((extent.is_mask, known_of(extent), *(None if t is None else without_kept(t) for t in theres)),)
+    theres = (None if factor.said is None else without_kept(factor.there) for factor in extent.factors)
+    return ((extent.is_mask, known_of(extent), *theres),)
 
 
 def saved_extent(tensor: Tensor, parts: object, masked: type[Tensor]) -> Extent | None:
@@ -42,14 +42,14 @@ def saved_extent(tensor: Tensor, parts: object, masked: type[Tensor]) -> Extent 
         except ValueError as problem:
             check_saved(str(problem))
         check_saved(_problem_of_factor(tensor, factor, is_mask and len(known) == 1, masked))
-        factors.append(Factor(factor.along, own(factor.there)))
+        factors.append(Factor(factor.along, own(there)))
     return Extent(tuple(factors), is_mask)
 
 
 def _problem_of_factor(tensor: Tensor, factor: Factor, may_be_mask: bool, masked: type[Tensor]) -> str | None:
-    there = factor.there
-    if there is None:
+    if factor.said is None:
         return None if may_be_mask else "a factor of its extent is missing"
+    there = factor.there
     problem = problem_of_validity(there, "data", tensor, masked, "extent")
     if problem is None and any(a is None and n != 1 for a, n in zip(factor.along, there.shape, strict=True)):
         return f"its extent has shape {tuple(there.shape)}, and does not depend on each of these dimensions"

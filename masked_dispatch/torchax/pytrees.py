@@ -45,7 +45,8 @@ def taken_apart(x: OnJax) -> tuple[tuple[Any, ...], Known]:
     extent = x._extent
     if extent is None:
         return (x._data, x._validity), None
-    return (x._data, x._validity, *(factor.there for factor in extent.factors)), (extent.known, extent.is_mask)
+    theres = (None if factor.said is None else factor.there for factor in extent.factors)
+    return (x._data, x._validity, *theres), (extent.known, extent.is_mask)
 
 
 def assembled(known: Known, children: Sequence[Any]) -> MaskedTensor | Carrier:

@@ -194,8 +194,7 @@ def moved_extent(x: MaskedTensor, move: Callable[[Tensor], Tensor]) -> Extent | 
     extent = x._extent
     if extent is None:
         return None
-    theres = [factor.there for factor in extent.factors]
-    moved = [Factor(f.along, None if t is None else move(t)) for f, t in zip(extent.factors, theres, strict=True)]
+    moved = (f if f.said is None else Factor(f.along, move(f.there)) for f in extent.factors)
     return Extent(tuple(moved), extent.is_mask)
 
 

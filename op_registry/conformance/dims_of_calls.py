@@ -18,7 +18,7 @@ from op_registry.conformance.plain_torch import in_reverse
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.trial import Broken
-from op_registry.dimensions import Dimension, Dimensions, Label, Labels, atoms
+from op_registry.dimensions.labels import Dimension, Dimensions, Label, Labels, atoms
 
 # Roles whose label has the same size in operands and results, or is in no result.
 ONE_SIZE = ("each", "contracted", "reduced")

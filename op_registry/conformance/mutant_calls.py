@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.conformance.trees import tree_leaves, tree_map
-from op_registry.dimensions import Dimensions, Labels, tensors_in
+from op_registry.dimensions.labels import Dimensions, Labels, tensors_in
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.rule import Run

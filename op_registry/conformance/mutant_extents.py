@@ -13,7 +13,7 @@ from typing import Any
 
 from op_registry.bound import Bound
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.extents import follow, indices, joins, particular, samples, slices
 from op_registry.extents.factors import Factor, extent_of
 from op_registry.extents.remembered import forget_plans
@@ -106,21 +106,20 @@ def missing_as_padding(right: Callable[..., Any]) -> Callable[..., Any]:
 @_way("positions counted from the other end", follow, "carried_to", "mul", "softmax")
 def in_another_order(right: Callable[..., Any]) -> Callable[..., Any]:
     def carried(*args: Any) -> list[Any]:
-        return [None if f is None or f.there is None else _backwards(f) for f in right(*args)]
+        return [None if f is None or f.said is None else _backwards(f) for f in right(*args)]
 
     return carried
 
 
 def _backwards(factor: Factor) -> Factor:
     """A factor whose positions count from the other end."""
-    assert factor.there is not None
     return Factor(factor.along, factor.there.flip(factor.positions))
 
 
 # ------------------------------------------------------------------------------------------------------ joins and views
 
 
-@_way("the parts of a join are in another order", joins, "_laid_out", "cat", "vstack")
+@_way("the parts of a join are in another order", joins, "laid_out", "cat", "vstack")
 def joined_backwards(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda parts, dim, like: right(parts[::-1], dim, like).flip(dim)
 

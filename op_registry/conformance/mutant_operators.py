@@ -16,7 +16,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.conformance.oracles.call import Expected
-from op_registry.dimensions import Along, Equation, Slices
+from op_registry.dimensions.equation import Equation
+from op_registry.dimensions.movements import Along
+from op_registry.dimensions.slices import Slices
 from op_registry.laws import categories, words
 from op_registry.laws.whole_slices import whole_slices
 from op_registry.records.dense import Dense

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from op_registry.conformance.mutant_calls import restating
-from op_registry.dimensions import Label, Labels, Role, atoms
+from op_registry.dimensions.labels import Label, Labels, Role, atoms
 
 # Roles of labels whose indices are not independent.
 MIXING = ("contracted", "reduced", "each", "scanned", "window")

@@ -28,7 +28,7 @@ from op_registry.conformance.sample import Operator
 from op_registry.conformance.samples import DirectOperator, database, overload_named
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.conformance.verdict import answer_of
-from op_registry.dimensions import Unknown
+from op_registry.dimensions.movements import Unknown
 from op_registry.registry import registry
 from op_registry.rule import Rule
 from op_registry.schema import is_view

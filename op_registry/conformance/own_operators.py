@@ -24,7 +24,9 @@ from op_registry.conformance.oracles.by_category import dimensions_of
 from op_registry.conformance.plain_torch import derivative
 from op_registry.conformance.sample import Operator, Sample, start_all_random_numbers
 from op_registry.conformance.variant_calls import in_place, into_out
-from op_registry.dimensions import Dimensions, Equation, LastDims, tensor_arguments
+from op_registry.dimensions.equation import Equation
+from op_registry.dimensions.labels import Dimensions, tensor_arguments
+from op_registry.dimensions.slices import LastDims
 from op_registry.registry import registry
 from op_registry.rule import Rule, path_in_package
 from op_registry.schema import is_inplace, mutable_forms, written_arguments

@@ -20,7 +20,8 @@ from op_registry.conformance.stated_dims import calls_of_operators, size_of_call
 from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.trial import Broken, NotAsked
-from op_registry.dimensions import Labels, Unknown
+from op_registry.dimensions.labels import Labels
+from op_registry.dimensions.movements import Unknown
 from op_registry.laws.categories import COMPOSITE
 from op_registry.registry import registry
 from op_registry.rule import Rule, packet_name

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from op_registry.bound import Bound
 from op_registry.conformance.masks import refilled
 from op_registry.conformance.trees import tree_leaves
-from op_registry.dimensions import Dimension, Label, Labels, atoms
+from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
 from op_registry.rule import Rule
 
 # Where the padding of a batch is.

@@ -27,7 +27,8 @@ from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.trees import tree_leaves, tree_map
 from op_registry.conformance.trial import Broken
 from op_registry.conformance.watching import RecordedCall, Recorder
-from op_registry.dimensions import Dimensions, Unknown
+from op_registry.dimensions.labels import Dimensions
+from op_registry.dimensions.movements import Unknown
 from op_registry.registry import registry
 from op_registry.resolve import resolve
 from op_registry.rule import packet_name

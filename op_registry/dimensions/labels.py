@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch._ops import OpOverload
 
@@ -84,7 +84,16 @@ class Labels:
 
 
 class Dimensions:
-    """A statement of an operator's dimensions; its kinds are the classes below."""
+    """A statement of an operator's dimensions; its kinds are the classes below.
+
+    words  the statement in words
+    needs  the arguments that the operator has to have
+
+    In both, ``{dim}`` stands for the value of the statement's field `dim`.
+    """
+
+    words: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         """The labels of a call, whose arguments are given by name; None if the statement does not fit the call.
@@ -99,11 +108,15 @@ class Dimensions:
 
     def misfit(self, op: OpOverload) -> str | None:
         """Why no call of the overload can be as stated; None if it can."""
-        return None
+        names = [a.name for a in op._schema.arguments]
+        missing = [name for needed in self.needs if (name := needed.format_map(vars(self))) not in names]
+        if not missing:
+            return None
+        return f"{self!r}: the operator has no {' and '.join(missing)}; its arguments are {', '.join(names)}"
 
     def __str__(self) -> str:
         """The statement in words, as `explain` prints it."""
-        raise NotImplementedError
+        return self.words.format_map(vars(self))
 
 
 def counted_from_the_end(named: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -153,11 +166,10 @@ def batch_labels(ndim: int) -> tuple[Label, ...]:
 class Elementwise(Dimensions):
     """Operands broadcast; every dimension is batch."""
 
+    words = "every dimension is batch"
+
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels:
         tensors = tensors_in(op, named)
         result = batch_labels(max((t.ndim for t in tensors.values()), default=0))
         operands = {name: batch_labels(t.ndim) for name, t in tensors.items()}
         return Labels(operands, (result,) * number_of_results(op))
-
-    def __str__(self) -> str:
-        return "every dimension is batch"

@@ -33,8 +33,7 @@ class Unknown(Dimensions):
 
     why: str
 
-    def __str__(self) -> str:
-        return f"nothing is stated: {self.why}"
+    words = "nothing is stated: {why}"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> None:
         return None
@@ -48,8 +47,8 @@ class ByArgument(Dimensions):
     true: Dimensions
     false: Dimensions
 
-    def __str__(self) -> str:
-        return f"with `{self.argument}`: {self.true}; without: {self.false}"
+    words = "with `{argument}`: {true}; without: {false}"
+    needs = ("{argument}",)
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         value = named.get(self.argument)
@@ -57,9 +56,7 @@ class ByArgument(Dimensions):
         return (self.true if true else self.false).labels(op, named)
 
     def misfit(self, op: OpOverload) -> str | None:
-        if self.argument not in [a.name for a in op._schema.arguments]:
-            return f"ByArgument({self.argument!r}): the operator has no argument of this name"
-        return self.true.misfit(op) or self.false.misfit(op)
+        return super().misfit(op) or self.true.misfit(op) or self.false.misfit(op)
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,7 @@ class Loss(Dimensions):
 
     each: Dimensions
 
-    def __str__(self) -> str:
-        return f"{self.each}; reduced with `reduction`"
+    words = "{each}; reduced with `reduction`"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         found = self.each.labels(op, named)
@@ -100,6 +96,8 @@ class Along(Dimensions):
     dim: str = "dim"
     more: int = 0
 
+    needs = ("{dim}",)
+
     def __str__(self) -> str:
         role = "batch" if self.role is None else self.role
         return f"{role} along `{self.dim}`; other dimensions are batch"
@@ -122,12 +120,6 @@ class Along(Dimensions):
     def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
         return counted_from_the_end(named, self.dim)
 
-    def misfit(self, op: OpOverload) -> str | None:
-        names = [a.name for a in op._schema.arguments]
-        return (
-            None if self.dim in names else f"Along(dim={self.dim!r}): the operator's arguments are {', '.join(names)}"
-        )
-
 
 @dataclass(frozen=True)
 class Windows(Dimensions):
@@ -142,8 +134,8 @@ class Windows(Dimensions):
 
     count: str | None = None
 
-    def __str__(self) -> str:
-        return "windows along the last dimensions; those before are batch"
+    words = "windows along the last dimensions; those before are batch"
+    needs = ("{count}",)
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         (name, x), *others = tensors_in(op, named).items()
@@ -161,11 +153,10 @@ class Windows(Dimensions):
         return Labels({**operands}, (labels,) * number_of_results(op), roles)
 
     def misfit(self, op: OpOverload) -> str | None:
-        if self.count is None:
-            return (
-                None if re.search(r"\dd", op._schema.name) else f"Windows(): {op} does not say of how many dimensions"
-            )
-        return None if self.count in [a.name for a in op._schema.arguments] else f"Windows({self.count!r})"
+        if self.count is not None:
+            return super().misfit(op)
+        named = re.search(r"\dd", op._schema.name)
+        return None if named else f"Windows(): {op} does not say of how many dimensions"
 
 
 @functools.lru_cache(maxsize=256)
@@ -199,8 +190,8 @@ class Joined(Dimensions):
 class OnDiagonal(Dimensions):
     """The last dimension lies on a diagonal of two new ones, `dim1` and `dim2` of the result."""
 
-    def __str__(self) -> str:
-        return "the last dimension lies on a diagonal of two; other dimensions are batch"
+    words = "the last dimension lies on a diagonal of two; other dimensions are batch"
+    needs = ("dim1", "dim2")
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels:
         ((name, x),) = tensors_in(op, named).items()
@@ -211,31 +202,25 @@ class OnDiagonal(Dimensions):
         roles: dict[Label, Role] = dict.fromkeys([f"new{d}" for d in new], "new")
         return Labels({name: labels}, (result,), roles | {-1: "indexed"})
 
-    def misfit(self, op: OpOverload) -> str | None:
-        return None if {"dim1", "dim2"} <= {a.name for a in op._schema.arguments} else "OnDiagonal(): no dim1, dim2"
-
 
 @dataclass(frozen=True)
 class Unsqueezed(Dimensions):
     """A sum over `sumdim` of a product of operands, each with dimensions of size 1 inserted where an argument says."""
 
-    def __str__(self) -> str:
-        return "contracted along `sumdim`; other dimensions are batch"
+    words = "contracted along `sumdim`; other dimensions are batch"
+    needs = ("sumdim",)
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         tensors = tensors_in(op, named)
-        inserted = [named[f"expand{n}"] for n in range(1, 1 + len(tensors))]
-        every = range(next(iter(tensors.values())).ndim + len(inserted[0]))
+        every = range(next(iter(tensors.values())).ndim + len(named["expand1"]))
+        summed, *inserted = (
+            {d % len(every) for d in named[a]} for a in ("sumdim", *(f"expand{n + 1}" for n in range(len(tensors))))
+        )
         operands = {
             name: tuple(f"d{d}" for d in every if d not in ones) for name, ones in zip(tensors, inserted, strict=True)
         }
-        result = tuple(f"d{d}" for d in every if d not in named["sumdim"])
-        return Labels({**operands}, (result,), {f"d{d}": "contracted" for d in named["sumdim"]})
-
-    def misfit(self, op: OpOverload) -> str | None:
-        return (
-            None if "sumdim" in [a.name for a in op._schema.arguments] else "Unsqueezed(): the operator has no sumdim"
-        )
+        result = tuple(f"d{d}" for d in every if d not in summed)
+        return Labels({**operands}, (result,), {f"d{d}": "contracted" for d in summed})
 
 
 # ------------------------------------------------------------------------------------------------------ other positions
@@ -252,8 +237,8 @@ class Indexed(Dimensions):
     aligned: bool = False
     writes: bool = False
 
-    def __str__(self) -> str:
-        return "at the positions in `index` along `dim`; other dimensions are batch"
+    words = "at the positions in `index` along `dim`; other dimensions are batch"
+    needs = ("dim", "index")
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         tensors, first = tensors_in(op, named), op._schema.arguments[0].name
@@ -276,10 +261,6 @@ class Indexed(Dimensions):
             roles |= dict.fromkeys([label for label in there if label not in labels], "indexed")
         return Labels({first: labels} | operands, (labels if self.writes else there,), roles)
 
-    def misfit(self, op: OpOverload) -> str | None:
-        names = [a.name for a in op._schema.arguments]
-        return None if {"dim", "index"} <= {*names} else "Indexed(): the operator has no dim and index"
-
 
 @dataclass(frozen=True)
 class AtIndices(Dimensions):
@@ -288,8 +269,8 @@ class AtIndices(Dimensions):
     Masks are positions in one dimension of the result, of which nothing else is known.
     """
 
-    def __str__(self) -> str:
-        return "at the positions in `indices`; dimensions without one are batch"
+    words = "at the positions in `indices`; dimensions without one are batch"
+    needs = ("indices",)
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         tensors, first = tensors_in(op, named), op._schema.arguments[0].name
@@ -317,18 +298,13 @@ class AtIndices(Dimensions):
             return Labels({**operands}, (shown,), roles)
         return Labels({**operands, "values": shown[len(shown) - tensors["values"].ndim :]}, (labels,), roles)
 
-    def misfit(self, op: OpOverload) -> str | None:
-        return (
-            None if "indices" in [a.name for a in op._schema.arguments] else "AtIndices(): the operator has no indices"
-        )
-
 
 @dataclass(frozen=True)
 class Repeated(Dimensions):
     """Each dimension `repeats` times in order, and new ones in front."""
 
-    def __str__(self) -> str:
-        return "each dimension is repeated; its parts are the repeat and the operand's index"
+    words = "each dimension is repeated; its parts are the repeat and the operand's index"
+    needs = ("repeats",)
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         name = op._schema.arguments[0].name
@@ -339,9 +315,6 @@ class Repeated(Dimensions):
         times: dict[Label, int] = {f"times{n}": t for n, t in enumerate(repeats)}
         return Labels({name: labels}, (tuple(result),), dict.fromkeys(times, "new"), times)
 
-    def misfit(self, op: OpOverload) -> str | None:
-        return None if "repeats" in [a.name for a in op._schema.arguments] else "Repeated(): no repeats"
-
 
 @dataclass(frozen=True)
 class OfSizes(Dimensions):
@@ -349,14 +322,11 @@ class OfSizes(Dimensions):
 
     size: str = "size"
 
-    def __str__(self) -> str:
-        return f"no dimension is an operand's: the sizes are `{self.size}`"
+    words = "no dimension is an operand's: the sizes are `{size}`"
+    needs = ("{size}",)
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         operands = {name: tuple(f"{name}.{n}" for n in range(t.ndim)) for name, t in tensors_in(op, named).items()}
         unread: dict[Label, Role] = dict.fromkeys([a for dims in operands.values() for a in dims], "selected")
         new = tuple(f"new{n}" for n in range(len(named[self.size])))
         return Labels({**operands}, (new,) * number_of_results(op), unread | dict.fromkeys(new, "new"))
-
-    def misfit(self, op: OpOverload) -> str | None:
-        return None if self.size in [a.name for a in op._schema.arguments] else f"OfSizes({self.size!r})"

@@ -88,6 +88,8 @@ class LastDims(Dimensions):
     count: int | str
     statistics: int = 0
 
+    needs = ("{count}",)
+
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         count = self.count if isinstance(self.count, int) else len(named[self.count])
         return _labels_of_last_dims(self, op, count, tuple((n, t.ndim) for n, t in tensors_in(op, named).items()))
@@ -108,10 +110,7 @@ class LastDims(Dimensions):
         return f"a result for each element of a slice over the last {count} dimensions; those before are batch"
 
     def misfit(self, op: OpOverload) -> str | None:
-        names = [a.name for a in op._schema.arguments]
-        if isinstance(self.count, int) or self.count in names:
-            return None
-        return f"LastDims({self.count!r}): the operator's arguments are {', '.join(names)}"
+        return None if isinstance(self.count, int) else super().misfit(op)
 
 
 # The ranks of a call's tensors, by their names; the first is the operand that has slices.

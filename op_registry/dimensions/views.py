@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +34,7 @@ class View(Dimensions):
     The operator may also write to such a view (``select_scatter``), or be the view's derivative (``select_backward``).
     """
 
-    def __str__(self) -> str:
-        return "a view: each dimension goes where its stride does"
+    words = "a view: each dimension goes where its stride does"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         view, (first, *others) = _view_of(op), tensors_in(op, named)
@@ -100,18 +100,36 @@ def _labels_by_strides(view: Tensor, labels: Sequence[Label]) -> tuple[Label, ..
 class Reshaped(Dimensions):
     """The same elements in order, in other sizes: dimensions are merged and split where their sizes allow it."""
 
-    def __str__(self) -> str:
-        return "dimensions are merged and split as the sizes say"
+    words = "dimensions are merged and split as the sizes say"
+    needs = ("size",)
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
-        name, *_ = [a.name for a in op._schema.arguments]
+        """Several dimensions that become one are merged, and one that becomes several is split; others are moved."""
+        name = op._schema.arguments[0].name
         shape = tuple(named[name].shape)
         size = _without_unknown(tuple(named["size"]), math.prod(shape))
-        mine, theirs, sizes, roles = _regrouped(shape, size)
-        return Labels({name: mine}, (theirs,), roles, sizes)
-
-    def misfit(self, op: OpOverload) -> str | None:
-        return None if "size" in [a.name for a in op._schema.arguments] else "Reshaped(): the operator has no size"
+        labels = batch_labels(len(shape))
+        before: list[Dimension] = [None] * len(shape)
+        after: list[Dimension] = [None] * len(size)
+        sizes: dict[Label, int] = {}
+        roles: dict[Label, Role] = {}
+        for mine, theirs in _runs(shape, size):
+            for n in mine:
+                before[n] = labels[n]
+            if len(theirs) == 1:
+                after[theirs[0]] = labels[mine[0]] if len(mine) == 1 else tuple(labels[n] for n in mine)
+                continue
+            made: list[Label] = [f"new{n}" for n in theirs]
+            if len(mine) == 1:
+                made = [f"{labels[mine[0]]}.{n}" for n in range(len(theirs))]
+                before[mine[0]] = tuple(made)
+                sizes |= {label: size[n] for label, n in zip(made, theirs, strict=True)}
+            else:
+                roles |= dict.fromkeys([labels[n] for n in mine], "moved")
+                roles |= dict.fromkeys(made, "new")
+            for label, n in zip(made, theirs, strict=True):
+                after[n] = label
+        return Labels({name: tuple(before)}, (tuple(after),), roles, sizes)
 
 
 def _without_unknown(size: tuple[int, ...], elements: int) -> tuple[int, ...]:
@@ -119,92 +137,21 @@ def _without_unknown(size: tuple[int, ...], elements: int) -> tuple[int, ...]:
     return tuple((elements // known if known else 0) if s == -1 else s for s in size)
 
 
-Regrouped = tuple[tuple[Dimension, ...], tuple[Dimension, ...], dict[Label, int], dict[Label, Role]]
-
-
-def _regrouped(shape: tuple[int, ...], size: tuple[int, ...]) -> Regrouped:
-    """The dimensions before and after, the sizes of their parts, and roles of dimensions that have no common parts."""
-    labels = batch_labels(len(shape))
+def _runs(shape: Sequence[int], size: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The dimensions of both in the shortest runs that have as many elements; those of size 1 may be in none."""
     if shape == size:
-        return labels, labels, {}, {}
+        return [([n], [n]) for n in range(len(shape))]
     if 0 in shape:
-        return labels, tuple(f"new{n}" for n in range(len(size))), {}, _moved(labels, len(size))
-    before: list[Dimension] = []
-    after: list[Dimension] = []
-    sizes: dict[Label, int] = {}
-    roles: dict[Label, Role] = {}
-    i = j = 0
-    while i < len(shape) or j < len(size):
-        n, m = i, j
-        a = b = 1
-        while a != b or (n == i and m == j) or (n == i and i < len(shape)):
-            if n < len(shape) and (a <= b or m >= len(size)):
-                a, n = a * shape[n], n + 1
-            elif m < len(size):
-                b, m = b * size[m], m + 1
-            else:
-                break
-            if n > i and m == j and m < len(size):
-                b, m = b * size[m], m + 1
-        mine, theirs = _group(labels[i:n], shape[i:n], size[j:m], j, sizes, roles)
-        before, after = [*before, *mine], [*after, *theirs]
-        i, j = n, m
-    return tuple(before), tuple(after), sizes, roles
-
-
-def _moved(labels: Sequence[Label], new: int) -> dict[Label, Role]:
-    roles: dict[Label, Role] = dict.fromkeys(labels, "moved")
-    return roles | dict.fromkeys([f"new{n}" for n in range(new)], "new")
-
-
-def _group(
-    labels: Sequence[Label],
-    shape: Sequence[int],
-    size: Sequence[int],
-    at: int,
-    sizes: dict[Label, int],
-    roles: dict[Label, Role],
-) -> tuple[list[Dimension], list[Dimension]]:
-    """The dimensions of a group that has as many elements before as after."""
-    parts = _parts(shape, size)
-    if parts is None:
-        roles |= dict.fromkeys(labels, "moved")
-        new: list[Dimension] = [f"new{at + n}" for n in range(len(size))]
-        roles |= {d: "new" for d in new if isinstance(d, str)}
-        return list(labels), new
-    before, after, widths = parts
-    names: dict[int, Label] = {}
-    for label, members in zip(labels, before, strict=True):
-        names |= {p: label if len(members) == 1 else f"{label}.{k}" for k, p in enumerate(members)}
-    sizes |= {names[p]: widths[p] for p in names}
-    return [_merged([names[p] for p in m]) for m in before], [_merged([names[p] for p in m]) for m in after]
-
-
-def _merged(labels: Sequence[Label]) -> Dimension:
-    return (labels[0] if len(labels) == 1 else tuple(labels)) if labels else None
-
-
-def _parts(shape: Sequence[int], size: Sequence[int]) -> tuple[list[list[int]], list[list[int]], list[int]] | None:
-    """Parts that both have in common: those of each dimension before, those of each after, and their sizes."""
-    cuts = [[math.prod(s[n:]) for n in range(len(s) + 1)] for s in (shape, size)]
-    every = sorted({*cuts[0], *cuts[1]}, reverse=True)
-    if any(a % b for a, b in itertools.pairwise(every)):
-        return None
-    widths = [a // b for a, b in itertools.pairwise(every)]
-    of = [
-        [
-            [p for p in range(len(widths)) if cut[n] >= every[p] and every[p + 1] >= cut[n + 1]]
-            for n in range(len(cut) - 1)
-        ]
-        for cut in cuts
+        return [(list(range(len(shape))), list(range(len(size))))]
+    mine, theirs = (_by_elements(sizes) for sizes in (shape, size))
+    ends = sorted(mine.keys() & theirs.keys())
+    return [
+        ([n for end, n in mine.items() if start < end <= stop], [n for end, n in theirs.items() if start < end <= stop])
+        for start, stop in itertools.pairwise([1, *ends])
     ]
-    # Dimensions of size 1 before are parts of their own, merged into the dimension that follows or goes before.
-    before = [m if m else [len(widths) + n] for n, m in enumerate(of[0])]
-    ones = [m[0] for m in before if m[0] >= len(widths)]
-    widths += [1] * (max(ones, default=len(widths) - 1) + 1 - len(widths))
-    after = of[1]
-    if ones:
-        host = next((n for n, m in enumerate(after) if m), 0 if after else None)
-        if host is not None:
-            after = [[*ones, *m] if n == host else m for n, m in enumerate(after)]
-    return before, after, widths
+
+
+def _by_elements(sizes: Sequence[int]) -> dict[int, int]:
+    """The dimensions that are not of size 1, by how many elements they have with those before."""
+    counts = itertools.accumulate(sizes, operator.mul)
+    return {count: n for n, (size, count) in enumerate(zip(sizes, counts, strict=True)) if size != 1}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents.combine import met
+from op_registry.extents.combine import laid_out, met
 from op_registry.extents.factors import SAMPLES, Extent, Factor, extent_of, factors_of, numbers_positions
 from op_registry.records.dense import Dense
 
@@ -62,11 +59,5 @@ def _end_to_end(factors: Sequence[Factor | None], rows: Sequence[int]) -> Factor
     along = first.along
     for other in others:
         along = tuple(map(met, along, other.along))
-    theres = [None if factor is None else factor.there for factor in factors]
-    known = [there for there in theres if there is not None]
-    rest = torch.broadcast_shapes(*[there.shape[1:] for there in known])
-    laid: list[Tensor] = [
-        known[0].new_ones(size, *rest) if there is None else there.expand(size, *rest)
-        for there, size in zip(theres, rows, strict=True)
-    ]
-    return Factor((SAMPLES, *along[1:]), torch.cat(laid))
+    parts = [(None if factor is None else factor.there, size) for factor, size in zip(factors, rows, strict=True)]
+    return Factor((SAMPLES, *along[1:]), laid_out(parts, 0, first.there))

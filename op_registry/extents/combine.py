@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
@@ -14,12 +15,13 @@ from op_registry.extents.factors import (
     Factor,
     Positions,
     computed,
-    conjunction,
     is_prefix,
     numbers_positions,
+    where_all,
+    with_size,
 )
 from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
-from op_registry.records.validity import intersect
+from op_registry.records.validity import as_int8, intersect
 
 
 def combined(operands: Sequence[Sequence[Factor]], name: str) -> tuple[Factor, ...]:
@@ -45,13 +47,17 @@ def both(a: Factor, b: Factor) -> Factor:
     along = tuple(met(x, y) for x, y in zip(a.along, b.along, strict=True))
     assert a.said is not None
     assert b.said is not None
-    return Factor(along, computed(_intersection, a.said, b.said))
+    return Factor(along, computed(intersect, a.said, b.said))
 
 
-def _intersection(a: Tensor, b: Tensor) -> Tensor:
-    found = intersect(a, b)
-    assert found is not None
-    return found
+def laid_out(parts: Sequence[tuple[Tensor | None, int]], dim: int, like: Tensor) -> Tensor:
+    """Booleans end to end along `dim`, each with the size of its part (None: ones)."""
+    ones = like.new_ones([1] * like.ndim)
+    tensors = [ones if there is None else there for there, _ in parts]
+    shape = torch.broadcast_shapes(*[with_size(t.shape, dim, 1) for t in tensors])
+    return torch.cat(
+        [as_int8(t).expand(with_size(shape, dim, size)) for t, (_, size) in zip(tensors, parts, strict=True)], dim
+    )
 
 
 def met(a: Along, b: Along) -> Along:
@@ -72,10 +78,8 @@ def check_layouts(operands: Sequence[Sequence[Factor]], name: str) -> None:
         met = [factors for factors in met if factors]
         if len(met) < 2 or all(is_prefix(f.along[dim]) for factors in met for f in factors):
             continue
-        first, *others = [conjunction(factors) for factors in met]
+        first, *others = [where_all(factors) for factors in met]
         for other in others:
-            assert first is not None
-            assert other is not None
             if first is not other:
                 _check_same(first, other, dim, name)
 

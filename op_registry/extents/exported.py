@@ -14,8 +14,8 @@ from op_registry.extents.factors import (
     Factor,
     Merged,
     Positions,
-    conjunction,
     extent_of,
+    where_all,
 )
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import assert_when_run
@@ -51,9 +51,7 @@ def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
         for dim, letter in enumerate(letters):
             there = there.any(dim, keepdim=True) if letter == "-" else there
         factors.append(Factor(tuple(LETTERS[letter] for letter in letters), as_int8(there)))
-    joint = conjunction(factors)
-    assert joint is not None
-    fits = [as_bool(joint).expand(record.shape) == as_bool(given)]
+    fits = [as_bool(where_all(factors)).expand(record.shape) == as_bool(given)]
     fits += [fit for f in factors for dim in f.positions if (fit := _as_known(f, dim)) is not None]
     for fit in fits:
         assert_when_run(
@@ -67,10 +65,8 @@ def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
 
 def _as_known(factor: Factor, dim: int) -> Tensor | None:
     """Whether samples lie along `dim` as the factor knows; None if it knows nothing of their order."""
-    along, there = factor.along[dim], factor.there
-    assert there is not None
+    along, valid = factor.along[dim], as_bool(factor.there)
     assert isinstance(along, Positions)
-    valid = as_bool(there)
     count = valid.cumsum(dim)
     total = valid.sum(dim, keepdim=True)
     if along.is_prefix:

@@ -108,9 +108,11 @@ class Factor:
     said: Tensor | Boolean | None = None
 
     @property
-    def there(self) -> Tensor | None:
-        """The boolean, computed if it is not yet; None: what is valid is there."""
-        return self.said.value() if isinstance(self.said, Boolean) else self.said
+    def there(self) -> Tensor:
+        """The boolean, computed if it is not yet, of a factor that has one: all of `factors_of` do."""
+        found = self.said.value() if isinstance(self.said, Boolean) else self.said
+        assert found is not None
+        return found
 
     def moved_by(self, move: Callable[[Tensor], Tensor]) -> Factor:
         """`move` of the boolean, of which as much is known as before."""
@@ -263,7 +265,7 @@ def narrowed(there: Tensor, along: Sequence[Along]) -> Tensor:
         if known is None and there.shape[dim] != 1:
             # (all of its elements are equal; of none, everything can be said)
             if not there.shape[dim]:
-                there = there.new_ones(_with(there.shape, dim, 1))
+                there = there.new_ones(with_size(there.shape, dim, 1))
             elif is_divided(there):  # a part of each rank would be gathered from all
                 there = there.amax(dim, keepdim=True)
             else:
@@ -271,15 +273,21 @@ def narrowed(there: Tensor, along: Sequence[Along]) -> Tensor:
     return there
 
 
-def _with(shape: Sequence[int], dim: int, size: int) -> list[int]:
+def with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    """A shape with this size in one of its dimensions."""
     return [size if d == dim else s for d, s in enumerate(shape)]
 
 
 def conjunction(factors: Sequence[Factor]) -> Tensor | None:
     """Where every factor is; int8 that broadcasts to the tensor; None without factors."""
-    there: Tensor | None = None
-    for factor in factors:
-        there = intersect(there, factor.there)
+    return where_all(factors) if factors else None
+
+
+def where_all(factors: Sequence[Factor]) -> Tensor:
+    """Where every factor is, of one or more; int8 that broadcasts to the tensor."""
+    there, *others = (factor.there for factor in factors)
+    for other in others:
+        there = intersect(there, other)
     return there
 
 

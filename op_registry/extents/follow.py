@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Dimension, Label, Labels, View, atoms
+from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
+from op_registry.dimensions.views import View
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
@@ -187,6 +188,14 @@ def for_each_result(result: Any, dims: Sequence[Any], change: Callable[[Any, Any
         changed = [change(r, d) for r, d in zip(result, dims, strict=True)]
         return type(result)(changed) if type(result) in (list, tuple) else type(result)(*changed)
     return change(result, dims[0])
+
+
+def for_each(result: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` of each result, in lists and tuples of them too."""
+    if isinstance(result, (list, tuple)):
+        changed = [for_each(r, change) for r in result]
+        return type(result)(changed) if type(result) in (list, tuple) else type(result)(*changed)
+    return change(result)
 
 
 def refuse(call: Bound, why: str) -> MaskedSemanticsError:

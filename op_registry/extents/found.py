@@ -18,11 +18,11 @@ from op_registry.extents.factors import (
     Factor,
     Positions,
     confined,
-    conjunction,
     extent_of,
     factors_of,
     index_along,
     narrowed,
+    where_all,
     with_extent,
 )
 from op_registry.extents.follow import is_all_valid
@@ -58,9 +58,7 @@ def padded(record: AnyRecord, extent: Tensor | None, dims: Sequence[int] | None,
             f"name all that do, dim={tuple(sorted({*found, *(d for d in others if _varies(there, d))}))}"
         )
     factors = [_factor(there, (d,), samples) for d in found]
-    joint = conjunction(factors)
-    assert joint is not None
-    if len(factors) > 1 and may_be_read(there) and not bool((joint == there).all()):
+    if len(factors) > 1 and may_be_read(there) and not bool((where_all(factors) == there).all()):
         factors = [_factor(there, tuple(found), samples)]
     is_mask = extent is None or is_all_valid(record)
     return with_extent(record if extent is None else confined(record, there), extent_of(factors, is_mask))

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from op_registry.bound import Bound
-from op_registry.dimensions import AtIndices, Elementwise, Indexed, Label, Labels, View, atoms
+from op_registry.dimensions.labels import Elementwise, Label, Labels, atoms
+from op_registry.dimensions.movements import AtIndices, Indexed
+from op_registry.dimensions.views import View
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
     SAMPLES,
@@ -67,12 +69,9 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
 def _read(call: Bound, first: str, factor: Factor, labels: Labels) -> Factor:
     """A factor of the operand that is read, at the positions that are read."""
     record = call.tensors[first]
-    assert factor.there is not None
     read = call.with_(**{first: Dense(factor.there.expand(record.shape))}).run()
-    positions = as_int8(read.data) if read.validity is None else intersect(as_int8(read.data), read.validity)
-    assert positions is not None
     known = _known_of_read(first, factor, labels)
-    return Factor(known, narrowed(positions, known))
+    return Factor(known, narrowed(intersect(as_int8(read.data), read.validity), known))
 
 
 def _known_of_read(first: str, factor: Factor, labels: Labels) -> tuple[Along, ...]:
@@ -133,7 +132,6 @@ def _of_a_part(call: Bound, first: str, name: str, factor: Factor, labels: Label
     if any_stored(call):
         raise NotLowered("positions are written to a part of a dimension, on dense storage")
     record, source = call.tensors[first], call.tensors[name]
-    assert factor.there is not None
     everywhere = torch.ones(record.shape, dtype=torch.int8, device=record.device)
     there = call.with_(**{first: Dense(everywhere), name: Dense(factor.there.expand(source.shape))}).run().data
     known = dict(zip(labels.operands[name], factor.along, strict=True))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
-from op_registry.extents.combine import combined
+from op_registry.dimensions.labels import Labels
+from op_registry.extents.combine import combined, laid_out
 from op_registry.extents.factors import (
     SAMPLES,
     SCATTERED,
@@ -23,6 +23,7 @@ from op_registry.extents.factors import (
     first_known,
     narrowed,
     numbers_positions,
+    where_all,
 )
 from op_registry.extents.follow import only_padded, records_of, there_says_all, with_factors
 from op_registry.extents.masks import same_mask
@@ -86,7 +87,6 @@ class _Part:
 
 
 def _with_new(factor: Factor, dim: int) -> Factor:
-    assert factor.there is not None
     return Factor((*factor.along[:dim], None, *factor.along[dim:]), factor.there.unsqueeze(dim))
 
 
@@ -95,19 +95,17 @@ def _steps(parts: Sequence[_Part], dim: int) -> Factor | None:
     if len(parts) < 2 or any(type(part.size) is not int or part.size != 1 for part in parts):
         return None
     samples = [[f for f in part.factors if not f.positions and f.along[dim] is None] for part in parts]
-    given = [conjunction(factors) for factors in samples if factors]
-    first = given[0] if given else None
-    if first is None or len(given) < 2 or not any(_differ(first, other) for other in given):
+    given = [where_all(factors) for factors in samples if factors]
+    if len(given) < 2 or not any(_differ(given[0], other) for other in given):
         return None
     depends: set[int] = {d for factors in samples for f in factors for d in f.depends}
-    along = tuple(SCATTERED if d == dim else SAMPLES if d in depends else None for d in range(first.ndim))
-    return Factor(
-        along, _laid_out([(conjunction(f), part.size) for f, part in zip(samples, parts, strict=True)], dim, first)
-    )
+    along = tuple(SCATTERED if d == dim else SAMPLES if d in depends else None for d in range(given[0].ndim))
+    laid = [(conjunction(factors), part.size) for factors, part in zip(samples, parts, strict=True)]
+    return Factor(along, laid_out(laid, dim, given[0]))
 
 
-def _differ(a: Tensor, b: Tensor | None) -> bool:
-    if b is None or a is b:
+def _differ(a: Tensor, b: Tensor) -> bool:
+    if a is b:
         return False
     return not computed_at_once(a, b) or recording() or a.shape != b.shape or not torch.equal(a, b)
 
@@ -116,10 +114,8 @@ def _end_to_end(parts: Sequence[_Part], factors: Sequence[Sequence[Factor]], dim
     """The factor of parts that lie end to end along `dim`."""
     given = [f for each in factors for f in each]
     somewhere = _somewhere(factors, dim, positions)
-    laid = [(conjunction(each) if each else somewhere, part.size) for each, part in zip(factors, parts, strict=True)]
-    first = given[0].there
-    assert first is not None
-    there = _laid_out(laid, dim, first)
+    laid = [(where_all(each) if each else somewhere, part.size) for each, part in zip(factors, parts, strict=True)]
+    there = laid_out(laid, dim, given[0].there)
     along = list(first_known(given))
     if positions:
         along[dim] = _positions(factors, [part.size for part in parts], dim)
@@ -133,25 +129,9 @@ def _somewhere(factors: Sequence[Sequence[Factor]], dim: int, positions: bool) -
         for factor in each:
             if positions and len(factor.positions) < 2:
                 continue
-            there = factor.there
-            assert there is not None
-            somewhere = as_int8(there.any(dim, keepdim=True))
+            somewhere = as_int8(factor.there.any(dim, keepdim=True))
             found = somewhere if found is None else unite(found, somewhere)
     return found
-
-
-def _laid_out(parts: Sequence[tuple[Tensor | None, int]], dim: int, like: Tensor) -> Tensor:
-    """Booleans end to end along `dim`, each with the size of its part (None: ones)."""
-    ones = like.new_ones([1] * like.ndim)
-    tensors = [ones if there is None else there for there, _ in parts]
-    shape = torch.broadcast_shapes(*[[1 if d == dim else s for d, s in enumerate(t.shape)] for t in tensors])
-    return torch.cat(
-        [
-            as_int8(t).expand([size if d == dim else s for d, s in enumerate(shape)])
-            for t, (_, size) in zip(tensors, parts, strict=True)
-        ],
-        dim,
-    )
 
 
 def _positions(factors: Sequence[Sequence[Factor]], sizes: Sequence[int], dim: int) -> Positions:

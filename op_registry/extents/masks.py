@@ -38,7 +38,7 @@ def extent_under(record: AnyRecord, other: AnyRecord | None = None, unchanged: b
 def _led(record: AnyRecord, ndim: int) -> list[Factor]:
     """The factors of a record with dimensions of size 1 in front."""
     lead = (None,) * (ndim - record.ndim)
-    return [Factor((*lead, *f.along), f.there[lead]) for f in factors_of(record) if f.there is not None]
+    return [Factor((*lead, *f.along), f.there[lead]) for f in factors_of(record)]
 
 
 def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
@@ -59,8 +59,7 @@ def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
         )
     there = first[0].there
     for factors in given[1:]:
-        other = factors[0].there
-        there = other if there is None or other is None else there | other
+        there = there | factors[0].there
     known = known_of_union(first[0].along)
     return with_extent(total, extent_of([Factor(known, there)], is_mask=False))
 

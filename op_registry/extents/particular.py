@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
-from op_registry.extents.factors import Factor, along_dim, conjunction, factors_of, is_prefix, there
+from op_registry.dimensions.labels import Labels
+from op_registry.extents.factors import Factor, along_dim, factors_of, is_prefix, there, where_all, with_size
 from op_registry.extents.follow import any_stored, followed, records_of, refuse
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool, as_int8, unite
@@ -49,9 +49,7 @@ def _places(record: Any) -> list[Factor] | None:
 def _same(a: list[Factor] | None, b: list[Factor] | None) -> bool:
     if a is None or b is None:
         return False
-    first, second = conjunction(a), conjunction(b)
-    assert first is not None
-    assert second is not None
+    first, second = where_all(a), where_all(b)
     return first is second or (first.shape == second.shape and torch.equal(first, second))
 
 
@@ -79,14 +77,10 @@ def integrated(call: Bound, labels: Labels, run: Run) -> Any:
     dim = call["dim"] % record.ndim
     counted: Tensor | None = along_dim(record, dim)
     if counted is not None and result.validity is not None:
-        few = as_int8(counted.expand(*_sized(counted, dim, record.shape[dim])).sum(dim) <= 1)
+        few = as_int8(counted.expand(with_size(counted.shape, dim, record.shape[dim])).sum(dim) <= 1)
         data = torch.where(as_bool(result.validity), result.data, 0)
         result = Dense(data, unite(result.validity, few))
     return followed(call, labels, result)
-
-
-def _sized(t: Tensor, dim: int, size: int) -> list[int]:
-    return [size if d == dim else s for d, s in enumerate(t.shape)]
 
 
 # Operators whose dimensions cannot be stated, which read along some dimensions of an operand what is valid, and give

@@ -42,13 +42,13 @@ def known_of(extent: Extent) -> Known:
     """All of an extent that graphs guard on."""
     left_out = itertools.repeat(0)
     along = tuple(tuple(_with_sizes(a, left_out) for a in f.along) for f in extent.factors)
-    stored = tuple(f.there is not None for f in extent.factors)
+    stored = tuple(f.said is not None for f in extent.factors)
     return Known(along, stored, len(sizes_in(extent)), extent.is_mask)
 
 
 def booleans_of(extent: Extent) -> list[Tensor]:
     """The booleans that factors have of their own."""
-    return [f.there for f in extent.factors if f.there is not None]
+    return [f.there for f in extent.factors if f.said is not None]
 
 
 def sizes_in(extent: Extent) -> list[int]:
@@ -77,7 +77,7 @@ def together(known: Known, booleans: Sequence[Tensor], shape: Sequence[int]) -> 
 def with_booleans(extent: Extent, booleans: Sequence[Tensor]) -> Extent:
     """The same extent with these booleans, which may be expanded, for those that factors have of their own."""
     rest = iter(booleans)
-    factors = (f if f.there is None else replace(f, said=narrowed(next(rest), f.along)) for f in extent.factors)
+    factors = (f if f.said is None else replace(f, said=narrowed(next(rest), f.along)) for f in extent.factors)
     return Extent(tuple(factors), extent.is_mask)
 
 
@@ -94,13 +94,13 @@ def without_dim(extent: Extent, dim: int) -> Extent:
             f"vmap would map over dimension {dim} of a masked tensor, which numbers positions of padded samples. Map "
             "over the dimension that numbers the samples; or treat padding as missing values, x.without_extent()"
         )
-    factors = (Factor((*f.along[:dim], *f.along[dim + 1 :]), f.there) for f in extent.factors)
+    factors = (Factor((*f.along[:dim], *f.along[dim + 1 :]), f.said) for f in extent.factors)
     return Extent(tuple(factors), extent.is_mask)
 
 
 def with_samples(extent: Extent, dim: int) -> Extent:
     """What is known of a result that has `dim` more: the dimension over which a function was mapped."""
-    factors = (Factor((*f.along[:dim], SAMPLES, *f.along[dim:]), f.there) for f in extent.factors)
+    factors = (Factor((*f.along[:dim], SAMPLES, *f.along[dim:]), f.said) for f in extent.factors)
     return Extent(tuple(factors), extent.is_mask)
 
 
@@ -114,7 +114,6 @@ def of_outer(output: Dense | None, argument: Dense | None, ndim: int) -> Extent 
     for record, first in ((output, True), (argument, False)):
         more: list[None] = [None] * (ndim - (0 if record is None else record.ndim))
         for f in () if record is None else factors_of(record):
-            assert f.there is not None
             along, place = ((*f.along, *more), (..., *more)) if first else ((*more, *f.along), (*more, ...))
             found.append(Factor(along, f.there[place]))
     return extent_of(found, padded)

@@ -85,14 +85,13 @@ def shown(extent: Extent, region: Region) -> Extent | None:
             if v is not None:
                 along[v] = known if whole else _in_part(known)
         if any(known is not None for known in along):
-            factors.append(Factor(tuple(along), None if factor.there is None else _to_view(factor.there, region)))
+            factors.append(Factor(tuple(along), None if factor.said is None else _to_view(factor.there, region)))
     return extent_of(factors, extent.is_mask) if extent.factors else extent
 
 
 def there_in(factors: Sequence[Factor], region: Region) -> Tensor | None:
     """Which positions of a region are there, in the dimensions of the view."""
-    there = [_to_view(f.there, region) for f in factors if f.there is not None]
-    return conjunction([Factor((None,) * region.ndim, t) for t in there])
+    return conjunction([Factor((None,) * region.ndim, _to_view(f.there, region)) for f in factors])
 
 
 def _in_part(along: Along) -> Along:
@@ -142,8 +141,6 @@ def are_same(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
 
 
 def _is_same(a: Factor, b: Factor) -> bool:
-    assert a.there is not None
-    assert b.there is not None
     return a.depends == b.depends and (a.there is b.there or torch.equal(a.there, b.there))
 
 
@@ -161,7 +158,6 @@ def _placed(base: Sequence[Factor], shape: Sequence[int], region: Region, factor
         if len(numbering) > 1:
             return None
         along[numbering[0]] = SCATTERED
-    assert factor.there is not None
     there = factor.there.new_ones([1 if known is None else size for known, size in zip(along, shape, strict=True)])
     part = there[tuple(p if known is not None else slice(None) for p, known in zip(region.parts, along, strict=True))]
     order = [v for v in region.dims if v is not None]
@@ -191,4 +187,4 @@ def _with_part(base: Sequence[Factor], dim: int, size: int, region: Region, know
 
 def explicit(factors: Sequence[Factor]) -> tuple[Factor, ...]:
     """The factors, each with a boolean that no write to the mask reaches."""
-    return tuple(replace(f, said=f.there.clone()) for f in factors if f.there is not None)
+    return tuple(replace(f, said=f.there.clone()) for f in factors)

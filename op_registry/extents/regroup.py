@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from torch import Tensor
 
-from op_registry.dimensions import Dimension, Label, atoms
+from op_registry.dimensions.labels import Dimension, Label, atoms
 from op_registry.extents.factors import (
     Along,
     Factor,

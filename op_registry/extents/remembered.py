@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from op_registry.extents import ends
 from op_registry.extents.factors import Boolean, Extent, Factor, confined, conjunction, extent_of, said_of, with_extent
-from op_registry.extents.follow import RECORDS, Mask, Outcome, is_all_valid
+from op_registry.extents.follow import RECORDS, Mask, Outcome, for_each, is_all_valid
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import intersect
 from op_registry.rule import Rule, Run
@@ -55,7 +55,7 @@ def remembered(
     records: list[AnyRecord] = []
     key = _key((*args, *kwargs.items()), records)
     if key is None:
-        return _each(outcome(run, rule, op, args, kwargs), finished)
+        return for_each(outcome(run, rule, op, args, kwargs), finished)
     key = (rule, op, key)
     plan = _plans.get(key)
     if plan is _ITSELF:
@@ -69,7 +69,7 @@ def remembered(
     if isinstance(result, RECORDS):
         return _as_planned(result, plan[0], records)
     told = iter(plan)
-    return _each(result, lambda r: _as_planned(r, next(told), records))
+    return for_each(result, lambda r: _as_planned(r, next(told), records))
 
 
 def extent_kept(rule: Rule, op: OpOverload, args: Sequence[Any]) -> Extent | None:
@@ -115,49 +115,40 @@ def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | N
 
 
 class Place(Boolean):
-    """Stands in a plan for the boolean of an operand's factor: `number` has the number of both."""
+    """Stands for the boolean of an operand's factor: `number` has the number of both.
 
-    __slots__ = ("number",)
-
-    def __init__(self, number: tuple[int, int]) -> None:
-        self.number = number
-
-    def value(self) -> Tensor:
-        raise AssertionError("a plan has no operands")
-
-
-class Root(Place):
-    """The boolean of an operand's factor while a plan is made; to compute it makes the call one without a plan.
-
-    read  becomes non-empty when a root is computed
+    said  what it is while a plan is made; a plan that is kept keeps nothing of the call that it was made in
+    read  becomes non-empty when it is computed: it makes the call one without a plan
     """
 
-    __slots__ = ("read", "said")
+    __slots__ = ("number", "read", "said")
 
     def __init__(self, said: Tensor | Boolean, number: tuple[int, int], read: list[bool]) -> None:
-        super().__init__(number)
-        self.said, self.read = said, read
+        self.said: Tensor | Boolean | None = said
+        self.number, self.read = number, read
 
     def value(self) -> Tensor:
         self.read.append(True)
-        return self.said.value() if isinstance(self.said, Boolean) else self.said
+        found = self.said.value() if isinstance(self.said, Boolean) else self.said
+        assert found is not None
+        return found
 
 
 class _Making:
-    """The making of a plan: operands with roots in place of their booleans, and the rule's own results."""
+    """The making of a plan: operands with places for their booleans, and the rule's own results."""
 
     def __init__(self, records: Sequence[AnyRecord], run: Run) -> None:
         self.run, self.raw = run, None
         self.read: list[bool] = []
+        self.places: list[Place] = []
         self.originals: dict[int, AnyRecord] = {}
         self.standing: list[AnyRecord] = []
         for i, record in enumerate(records):
             extent = record.extent
             if extent is not None:
-                factors = [
-                    Factor(f.along, Root(said_of(record, f), (i, j), self.read)) for j, f in enumerate(extent.factors)
-                ]
-                extent = Extent(tuple(factors), extent.is_mask)
+                places = [Place(said_of(record, f), (i, j), self.read) for j, f in enumerate(extent.factors)]
+                self.places += places
+                extent = Extent(tuple(map(Factor, extent.known, places)), extent.is_mask)
             standing = with_extent(record, extent)
             self.originals[id(standing)] = record
             self.standing.append(standing)
@@ -194,35 +185,20 @@ def _first(
             _plans[key] = _ITSELF
         return making.raw
     quiet = not making.read and ends.told == told and len(raw) == len(outcomes)
-    if quiet and all(_is_of(r, o) and _has_plan(o) for r, o in zip(raw, outcomes, strict=True)):
-        if len(_plans) > _MOST:
-            _plans.clear()
-        _plans[key] = [(_of_places(o.extent), o.mask) if isinstance(o, Outcome) else None for o in outcomes]
-    return _each(result, finished)
+    if not quiet or not all(_is_of(r, o) and _has_plan(o) for r, o in zip(raw, outcomes, strict=True)):
+        return for_each(result, finished)
+    for place in making.places:
+        place.said = None
+    if len(_plans) > _MOST:
+        _plans.clear()
+    plan = _plans[key] = [(o.extent, o.mask) if isinstance(o, Outcome) else None for o in outcomes]
+    told = iter(plan)
+    return for_each(making.raw, lambda r: _as_planned(r, next(told), records))
 
 
 def _has_plan(outcome: Any) -> bool:
     extent = outcome.extent if isinstance(outcome, Outcome) else None
     return extent is None or all(_of_operands(f.said) for f in extent.factors)
-
-
-def _of_places(extent: Extent | None) -> Extent | None:
-    """The extent with places for the operands' booleans: a plan keeps nothing of the call that it was made in."""
-    if extent is None or not extent.says:
-        return extent and extent_of(extent.factors, extent.is_mask)
-    made: dict[int, Boolean] = {}
-    factors = tuple(Factor(f.along, None if f.said is None else _placed(f.said, made)) for f in extent.factors)
-    return Extent(factors, extent.is_mask)
-
-
-def _placed(said: Tensor | Boolean, made: dict[int, Boolean]) -> Boolean:
-    assert isinstance(said, Boolean)  # (_of_operands)
-    if id(said) not in made:
-        if isinstance(said, Place):
-            made[id(said)] = Place(said.number)
-        else:
-            made[id(said)] = Boolean(said.move, tuple([_placed(b, made) for b in said.of]))
-    return made[id(said)]
 
 
 def _of_operands(said: Tensor | Boolean | None) -> bool:
@@ -241,13 +217,6 @@ def _flat(result: Any) -> list[Any]:
     if isinstance(result, (list, tuple)):
         return [r for item in result for r in _flat(item)]
     return [result]
-
-
-def _each(result: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(result, (list, tuple)):
-        changed = [_each(r, change) for r in result]
-        return type(result)(changed) if type(result) in (list, tuple) else type(result)(*changed)
-    return change(result)
 
 
 def _as_planned(result: Any, told: tuple[Extent | None, Mask] | None, records: Sequence[AnyRecord]) -> Any:

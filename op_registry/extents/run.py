@@ -8,7 +8,9 @@ from typing import Any
 from torch._ops import OpOverload
 
 from op_registry.bound import Bound
-from op_registry.dimensions import AtIndices, Indexed, Joined, Labels, OfSizes, Reshaped, View
+from op_registry.dimensions.labels import Labels
+from op_registry.dimensions.movements import AtIndices, Indexed, Joined, OfSizes
+from op_registry.dimensions.views import Reshaped, View
 from op_registry.extents import indices, joins, particular, samples, slices
 from op_registry.extents.factors import with_extent
 from op_registry.extents.follow import (

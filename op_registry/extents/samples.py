@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.extents import regroup, stored
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
@@ -30,12 +30,15 @@ from op_registry.extents.factors import (
     index_along,
     is_prefix,
     numbers_positions,
+    where_all,
     with_extent,
+    with_size,
     without_order,
 )
 from op_registry.extents.follow import (
     any_stored,
     carried_to,
+    for_each,
     for_each_result,
     only_padded,
     records_of,
@@ -84,8 +87,7 @@ def ends(record: Dense, dim: int, k: int, last: bool = False) -> Dense:
 def positions(record: AnyRecord, dim: int) -> Dense:
     """int64: how many positions of the sample come before each along `dim`; of the dimensions on which that depends."""
     gone = [f for f in factors_of(record) if f.along[dim] is not None]
-    there = conjunction(gone)
-    assert there is not None
+    there = where_all(gone)
     factor = gone[0] if len(gone) == 1 else _joint(gone, there)
     rank = (there.cumsum(dim, dtype=torch.int64) - 1).clamp(min=0)
     others = [d for d in range(record.ndim) if factor.along[d] is None]
@@ -100,7 +102,7 @@ def _joint(factors: Sequence[Factor], there: Tensor) -> Factor:
 
 def _gathered(record: Dense, dim: int, order: Tensor, factors: Sequence[Factor], is_mask: bool) -> Dense:
     """The elements at `order` of `dim`, which broadcasts to the record in other dimensions."""
-    index = order.expand([order.shape[d] if d == dim else s for d, s in enumerate(record.shape)])
+    index = order.expand(with_size(record.shape, dim, order.shape[dim]))
     validity = conjunction(factors)
     if not is_mask and record.full_validity is not None:
         validity = intersect(validity, record.full_validity.gather(dim, index))
@@ -180,8 +182,7 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
     if len(depends) == 1 and is_prefix(depends[0].along[dim]):
         kept = list(factors)
     else:
-        there = conjunction(depends)
-        assert there is not None
+        there = where_all(depends)
         index = index_along(dim, there.shape[dim], there.ndim, there.device)
         prefix = as_int8(index < there.sum(dim, keepdim=True, dtype=torch.int64))
         kept = [*without(record, [dim]), _joint(depends, prefix).knowing(dim, PREFIX)]
@@ -189,10 +190,7 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
 
     def of_result(result: AnyRecord, _: Any) -> Any:
         size = result.shape[dim]
-        cut = [
-            f if f.along[dim] is None or f.there is None else replace(f, said=f.there.narrow(dim, 0, size))
-            for f in kept
-        ]
+        cut = [f if f.along[dim] is None else replace(f, said=f.there.narrow(dim, 0, size)) for f in kept]
         return with_factors(result, cut, is_mask)
 
     return for_each_result(results, labels.results, of_result)
@@ -229,9 +227,7 @@ def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense
     condition = next(iter(call.tensors.values()))
     test = condition.filled(False) if isinstance(condition, Dense) else condition
     ones = torch.ones([1] * result.ndim, dtype=torch.int8, device=result.device)
-    first, second = [conjunction(each) if each else ones for each in of_sample]
-    assert first is not None
-    assert second is not None
+    first, second = [where_all(each) if each else ones for each in of_sample]
     there = torch.where(test, first, second)
     depends = {d for each in of_sample for f in each for d in f.depends}
     there = there.expand(result.shape) if there.ndim < result.ndim else there
@@ -264,17 +260,13 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
         len(lead) == 1 or any(f.along[d] is not None for f in factors_of(record) for d in range(1, len(lead)))
     ):
         flat = _reshaped(record, (math.prod(lead), 1, *record.shape[len(lead) :]))
-        result = _each(call.with_(**{name: flat}).run(rule), lambda r: _reshaped(r, (*lead, *r.shape[2:])))
+        result = for_each(call.with_(**{name: flat}).run(rule), lambda r: _reshaped(r, (*lead, *r.shape[2:])))
     else:
         result = call.with_(**{name: record}).run(rule)
     if not padded:
         return result
     # Every window of a sample's own then has a result, and no other has.
-    return _each(result, lambda r: Dense(r.data, r.validity, r.extent and extent_of(r.extent.factors, is_mask=True)))
-
-
-def _each(result: Any, change: Callable[[Dense], Dense]) -> Any:
-    return tuple(change(r) for r in result) if isinstance(result, tuple) else change(result)
+    return for_each(result, lambda r: Dense(r.data, r.validity, r.extent and extent_of(r.extent.factors, is_mask=True)))
 
 
 def _reshaped(record: Dense, size: Sequence[int]) -> Dense:

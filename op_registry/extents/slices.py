@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.extents.ends import batch_end
 from op_registry.extents.factors import (
     Extent,
@@ -246,7 +246,6 @@ def unfolded(call: Bound, labels: Labels, run: Run) -> Outcome:
     factors = []
     for factor in factors_of(record):
         along, there = as_positions(factor.along[dim]), factor.there
-        assert there is not None
         known = (*factor.along, None)
         if along is None:
             factors.append(Factor(known, there.unsqueeze(-1)))

@@ -15,7 +15,9 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.autocast import autocast_off
 from op_registry.bound import bind_by_name
-from op_registry.dimensions import Elementwise, Loss, Slices, Unknown, Windows
+from op_registry.dimensions.labels import Elementwise
+from op_registry.dimensions.movements import Loss, Unknown, Windows
+from op_registry.dimensions.slices import Slices
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.contracted import validity_of_sum
 from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.bound import bind_by_name
-from op_registry.dimensions import Dimensions, LastDims, Slices
+from op_registry.dimensions.labels import Dimensions
+from op_registry.dimensions.slices import LastDims, Slices
 from op_registry.laws.categories import Operator, argument, categories, results_like
 from op_registry.records.dense import Dense, valid_in_all
 from op_registry.records.dims import known_to_hold

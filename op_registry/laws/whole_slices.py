@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.dimensions import Along, Slices
+from op_registry.dimensions.movements import Along
+from op_registry.dimensions.slices import Slices
 from op_registry.laws.categories import argument
 from op_registry.laws.words import of_category
 from op_registry.records.broadcast import aligned_validity

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import overload
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,10 @@ def as_int8(valid: Tensor) -> Tensor:
     return valid.view(torch.int8)
 
 
+@overload
+def intersect(a: Tensor, b: Tensor | None) -> Tensor: ...
+@overload
+def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None: ...
 def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Valid where both are valid; None means all valid. Intersecting a mask object with itself is free."""
     if a is None or a is b:

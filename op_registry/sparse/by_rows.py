@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
 from op_registry.sparse.elementwise import elements_at

@@ -14,7 +14,7 @@ import torch
 
 from op_registry.autocast import autocast_on
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number, known_to_hold
 from op_registry.records.dtypes import accumulation_dtype

@@ -13,7 +13,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from op_registry.bound import Bound, bind_by_name
-from op_registry.dimensions import LastDims, Slices
+from op_registry.dimensions.slices import LastDims, Slices
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.rule import Rule
 from op_registry.sparse.lowering import ForRule, run_sparsely

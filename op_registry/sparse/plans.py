@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from op_registry.bound import Bound
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.records.dense import Dense
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse

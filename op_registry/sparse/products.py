@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from op_registry.dimensions import Dimension
+from op_registry.dimensions.labels import Dimension
 from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold

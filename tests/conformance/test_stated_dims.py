@@ -21,7 +21,7 @@ from op_registry.conformance.dims_of_calls import Shown, Together
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.trial import Broken
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.dimensions import Dimensions
+from op_registry.dimensions.labels import Dimensions
 from op_registry.report import database_calls
 
 aten = torch.ops.aten

@@ -47,7 +47,7 @@ def check_same(x: Any, y: Any) -> None:
     md.testing.assert_close(x, y, rtol=0, atol=0)
     assert x._extent.known == y._extent.known
     assert x._extent.is_mask == y._extent.is_mask
-    assert [f.there is None for f in x._extent.factors] == [f.there is None for f in y._extent.factors]
+    assert [f.said is None for f in x._extent.factors] == [f.said is None for f in y._extent.factors]
     if y.extent is not None:
         assert x.extent.tolist() == y.extent.tolist()
 

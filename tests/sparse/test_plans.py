@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from op_registry.authoring import COO, Bound, Dense, NotLowered, Sparse, from_dense, registry
-from op_registry.dimensions import Labels
+from op_registry.dimensions.labels import Labels
 from op_registry.sparse import plans
 from op_registry.sparse.lowering import run_sparsely
 from op_registry.sparse.plans import planned

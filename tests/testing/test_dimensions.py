@@ -23,7 +23,7 @@ from op_registry.authoring import (
     Windows,
 )
 from op_registry.bound import bind_by_name
-from op_registry.dimensions import row_reader
+from op_registry.dimensions.rows import row_reader
 
 aten = torch.ops.aten
 MATMUL = Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->")
@@ -114,7 +114,7 @@ CALLS: list[tuple[Any, Any, list[Any], dict[str, tuple[Any, ...]], tuple[Any, ..
         ("-2.0", "-2.1", -1),
         {},
     ),
-    (aten.view.default, Reshaped(), [torch.ones(1, 5, 4), [5, 4]], {"self": (-3, -2, -1)}, ((-3, -2), -1), {}),
+    (aten.view.default, Reshaped(), [torch.ones(1, 5, 4), [5, 4]], {"self": (None, -2, -1)}, (-2, -1), {}),
     (
         aten.view.default,
         Reshaped(),
@@ -271,12 +271,15 @@ def test_the_sizes_of_parts_are_arguments() -> None:
     ("dims", "said"),
     [
         (Windows(), "Windows(): aten.add.Tensor does not say of how many dimensions"),
-        (Windows("pad"), "Windows('pad')"),
-        (Indexed(), "Indexed(): the operator has no dim and index"),
-        (AtIndices(), "AtIndices(): the operator has no indices"),
-        (Along("moved"), "Along(dim='dim'): the operator's arguments are self, other, alpha"),
-        (Reshaped(), "Reshaped(): the operator has no size"),
-        (ByArgument("left", Elementwise(), Elementwise()), "ByArgument('left'): the operator has no argument"),
+        (Windows("pad"), "Windows(count='pad'): the operator has no pad; its arguments are self, other, alpha"),
+        (Indexed(), "Indexed(aligned=False, writes=False): the operator has no dim and index; its arguments"),
+        (AtIndices(), "AtIndices(): the operator has no indices; its arguments are self, other, alpha"),
+        (Along("moved"), "Along(role='moved', dim='dim', more=0): the operator has no dim; its arguments are self"),
+        (Reshaped(), "Reshaped(): the operator has no size; its arguments are self, other, alpha"),
+        (
+            ByArgument("left", Elementwise(), Elementwise()),
+            "the operator has no left; its arguments are self, other, alpha",
+        ),
         (Equation("mk->m"), "'mk->m' has 1 operands, and the operator's tensors are self, other"),
     ],
 )

@@ -215,7 +215,8 @@ def test_the_line_is_that_of_the_registration() -> None:
         ),
         (
             lambda: masked_rule(OWN.powers, category=REDUCTION, dims=LastDims("shape")),
-            "dims=LastDims('shape'): the operator's arguments are x, p (torch.ops.registration.powers)",
+            "dims=LastDims(count='shape', statistics=0): the operator has no shape; its arguments are x, p "
+            "(torch.ops.registration.powers)",
         ),
         (lambda: elementwise(OWN.twice, derivative="linea"), "derivative='linea' is not one of 'linear', 'bilinear', "),
         (lambda: reduction(OWN.twice, identity="0"), "identity='0' is not a number, or a function of the dtype"),

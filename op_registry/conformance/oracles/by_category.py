@@ -23,7 +23,8 @@ from op_registry.conformance.oracles.call import Call, Expected, Misdeclared, No
 from op_registry.conformance.oracles.engine import Group, groups, map_groups, slices
 from op_registry.conformance.oracles.slices import map_slices, reduce_slices
 from op_registry.conformance.trees import tree_leaves, tree_map
-from op_registry.dimensions import Equation, LastDims, Slices
+from op_registry.dimensions.equation import Equation
+from op_registry.dimensions.slices import LastDims, Slices
 from op_registry.registry import registry
 
 # Arguments of these names are dimensions; those of other names that a rule states (`dimensions_of`) too.

@@ -34,7 +34,6 @@ from op_registry.authoring import (
     Sparse,
     Unknown,
     Unsqueezed,
-    all_valid,
     call,
     contraction,
     first_of,
@@ -70,6 +69,8 @@ wide_addmm = contraction(aten.addmm.dtype, dims=ADDMM, sparse_factors=True)
 wide_baddbmm = contraction(aten.baddbmm.dtype, dims=BADDBMM, sparse_factors=True)
 _addmm_activation = contraction(aten._addmm_activation.default, dims=ADDMM)
 vdot = contraction(aten.vdot.default, dims=Equation("k,k->"), sparse_factors=True)
+# The core of bilinear: three factors.
+_trilinear = contraction(aten._trilinear.default, dims=Unsqueezed())
 
 
 @masked_rule(
@@ -83,46 +84,6 @@ def linear(op: OpOverload, input: Dense, weight: Dense, bias: Dense | None = Non
     """Rows without a valid element are zeroed, so that the operators of the next layer need no fill."""
     result = run_contraction(op, input, weight, bias, _traits=linear.traits)
     return result.like(zeroed(result.data, result.validity))
-
-
-# -------------------------------------------------------------------------------------------------------- three factors
-
-
-@masked_rule(aten._trilinear.default, category=CONTRACTION, dims=Unsqueezed())
-def _trilinear(
-    i1: Dense,
-    i2: Dense,
-    i3: Dense,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-    sumdim: Sequence[int],
-    unroll_dim: int = 1,
-) -> Dense:
-    """The core of bilinear: the sum over `sumdim` of i1 · i2 · i3, each with dimensions of size 1 inserted."""
-
-    def contract(factors: Sequence[Tensor]) -> Any:
-        return aten._trilinear(*factors, expand1, expand2, expand3, sumdim, unroll_dim)
-
-    factors = (i1, i2, i3)
-    data = contract([x.filled(0) for x in factors])
-    shapes = [_unsqueezed(x.shape, dims) for x, dims in zip(factors, (expand1, expand2, expand3), strict=True)]
-    if all_valid(*factors) or any(shape[d] == 0 for shape in shapes for d in sumdim):
-        return Dense(data)
-    return Dense(data, contract([_numeric_validity(x) for x in factors]) > 0.5)
-
-
-def _unsqueezed(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
-    sizes = list(shape)
-    for d in sorted(dims):
-        sizes.insert(d, 1)
-    return sizes
-
-
-def _numeric_validity(x: Dense) -> Tensor:
-    """1 for a valid element and 0 for an invalid one, to be multiplied and summed."""
-    v = x.full_validity
-    return torch.ones_like(x.data, dtype=torch.float32) if v is None else v.to(torch.float32)
 
 
 @masked_rule(

@@ -47,17 +47,12 @@ def changed_along(
     factors: Sequence[extents.Factor], dim: int, change: Callable[[Tensor], Tensor]
 ) -> list[extents.Factor]:
     """The factors, with another boolean where they depend on `dim`."""
-    return [f if f.along[dim] is None else extents.Factor(f.along, as_int8(change(_there(f)))) for f in factors]
+    return [f if f.along[dim] is None else extents.Factor(f.along, as_int8(change(as_bool(f.there)))) for f in factors]
 
 
 def finished(result: Dense, factors: Sequence[extents.Factor]) -> Dense:
     """A result that is valid only where these factors say that it is there."""
     return extents.finished(extents.with_factors(result, factors, padded=False))
-
-
-def _there(factor: extents.Factor) -> Tensor:
-    assert factor.there is not None
-    return as_bool(factor.there)
 
 
 @masked_rule(aten.constant_pad_nd.default, category=MOVEMENT, register=within_samples)
