@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from masked_dispatch.tensor.messages import extent_not_in_view, written_through_view
+from masked_dispatch.tensor.messages import written_through_view
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import Extent, extent_of, factors_of
 from op_registry.extents.regions import are_same, explicit, region_of, shown, there_in, written
@@ -52,7 +52,10 @@ class SharedExtent:
         if known is None or known[0] is not extent:
             region = region_of(self.data, member._data)
             if region is None:
-                raise MaskedSemanticsError(extent_not_in_view(member))
+                raise MaskedSemanticsError(
+                    f"a view of shape {tuple(member.shape)} has other dimensions than its base, and a write has "
+                    "changed which positions of the base are there. Take the view again, after the write."
+                )
             member._part_of_extent = known = (extent, shown(extent, region))
         return known[1]
 

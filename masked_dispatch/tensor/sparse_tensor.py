@@ -18,7 +18,7 @@ from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.in_transform import InTransform
 from masked_dispatch.tensor.indexing import as_index_tensors, as_source
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, with_extent, wrap
-from masked_dispatch.tensor.messages import more_elements_than_int64, tangent_stored_otherwise
+from masked_dispatch.tensor.messages import tangent_stored_otherwise
 from masked_dispatch.tensor.other_devices import check_stored_sparsely
 from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
 from masked_dispatch.tensor.saved_extents import parts_of_extent, saved_extent
@@ -353,7 +353,11 @@ def wrap_sparse(
 def refuse_too_large(sizes: Sequence[int]) -> None:
     """Raise ValueError for sizes with more elements than torch can number, even if it would not store them all."""
     if all(type(size) is int for size in sizes) and math.prod(sizes) >= 2**63:
-        raise ValueError(more_elements_than_int64(tuple(sizes), math.prod(sizes)))
+        raise ValueError(
+            f"the result has sizes {tuple(sizes)}, {math.prod(sizes):,} elements, more than int64 can number, and "
+            "torch makes no such tensor, stored sparsely or not: concatenate, repeat or expand less, or keep the parts "
+            "in a list"
+        )
 
 
 def rebuilt_sparse(record: Sparse | Permuted, requires_grad: bool, is_parameter: bool) -> SparseMaskedTensor:
