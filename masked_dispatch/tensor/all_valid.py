@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +11,8 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.code_version import code_version
 from op_registry import InvalidValueError
 
-if TYPE_CHECKING:
-    _Base = Tensor
-else:
-    _Base = object
 
-
-class ReadWhereAllValid(_Base):
+class ReadWhereAllValid(Tensor):
     """Methods of torch.Tensor that return something other than tensors."""
 
     @never_compiled

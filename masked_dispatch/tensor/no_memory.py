@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -12,13 +12,8 @@ from masked_dispatch.replacements.replacing import no_call, replace
 from masked_dispatch.tensor.messages import called_on_memory
 from op_registry import MaskedSemanticsError
 
-if TYPE_CHECKING:
-    _Base = Tensor
-else:
-    _Base = object
 
-
-class WithoutMemory(_Base):
+class WithoutMemory(Tensor):
     """A tensor whose values and mask are other tensors."""
 
     def data_ptr(self) -> NoReturn:
