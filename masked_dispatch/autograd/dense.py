@@ -22,7 +22,7 @@ from masked_dispatch.engine_internals import carries_older_vmap
 from masked_dispatch.tensor.in_transform import InTransform, check_alive, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
-from masked_dispatch.tensor.messages import BATCH_OF_TANGENTS, TRACED_BY_JIT, linearized, passed_to_torch_func
+from masked_dispatch.tensor.messages import passed_to_torch_func
 from masked_dispatch.torch_internals import (
     hidden_in_transform,
     in_forward_mode,
@@ -105,7 +105,11 @@ def check_single_tangent(tangent: Tensor) -> None:
     """Refuse a batch of tangents of torch's older vmap, which has no views of them."""
     inner = tangent._data if isinstance(tangent, MaskedTensor) else tangent
     if carries_older_vmap(inner):
-        raise MaskedSemanticsError(BATCH_OF_TANGENTS)
+        raise MaskedSemanticsError(
+            "torch.autograd.functional.jacobian(vectorize=True, strategy='forward-mode') batches tangents in a way "
+            "that autograd functions cannot take. Use masked_dispatch.functional.jacfwd(f)(x), or "
+            "strategy='reverse-mode'."
+        )
 
 
 def in_layout_of_gradient(data: Tensor) -> Tensor:
@@ -177,11 +181,19 @@ def check_usable(tensor: MaskedTensor, values: Tensor) -> None:
     if plain_eager() and not isinstance(tensor, InTransform):
         return  # (none of the following)
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
-        raise MaskedSemanticsError(TRACED_BY_JIT)
+        # (without the shape, whose sizes are tensors here)
+        raise MaskedSemanticsError(
+            "torch.jit.trace records a function of a masked tensor, and its graph would have neither the mask nor the "
+            "rules. Use torch.compile(f), or torch.export of a function that takes data and mask, makes "
+            "as_masked_tensor(data, mask) inside and returns y.to_tensor(fill) (and y.get_mask())."
+        )
     if hidden_in_transform():
         raise MaskedSemanticsError(passed_to_torch_func(tensor))
     if in_forward_mode() and recording():
-        raise MaskedSemanticsError(linearized(tensor))
+        raise MaskedSemanticsError(
+            f"a masked tensor of shape {tuple(tensor.shape)} is used in a function that torch.func.linearize records: "
+            "the graph would have neither its mask nor its derivative. Use masked_dispatch.functional.jvp."
+        )
     if isinstance(tensor, InTransform):
         check_alive(tensor)
     if recorded_as_constant(values, tensor):

@@ -36,7 +36,6 @@ from masked_dispatch.dispatch.plain_state import split_masked_state
 from masked_dispatch.dispatch.views import known_from_graph, view_from_graph
 from masked_dispatch.interop.gradients_of_others import in_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
-from masked_dispatch.tensor.messages import passed_to_export
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, refuse_tangent
 from masked_dispatch.torch_internals import serve_higher_order_operators
 from op_registry import MaskedSemanticsError
@@ -54,7 +53,12 @@ def prepare() -> None:
     """Prepare once; runs whenever a masked tensor enters a graph that is being traced."""
     for argument in exported_arguments():
         if isinstance(argument, MaskedTensor):
-            raise MaskedSemanticsError(passed_to_export(argument))
+            raise MaskedSemanticsError(
+                f"torch.export was given a masked tensor of shape {tuple(argument.shape)} as an argument, and an "
+                "exported program takes plain tensors. Use program = masked_dispatch.export(module, args), which takes "
+                "(data, mask) in place of it and runs without this library; for ONNX torch.onnx.export(program, "
+                "f='model.onnx', dynamo=True)."
+            )
     accept_unused_outputs({MaskedTensor: lambda zeros: wrap(zeros, None), SparseMaskedTensor: refuse_tangent})
     serve_higher_order_operators()
     before_export_unwraps(_split_exported_state)

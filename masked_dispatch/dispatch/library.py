@@ -25,7 +25,6 @@ from masked_dispatch.interop.torch_sparse import to_torch_sparse
 from masked_dispatch.tensor.checks import check_mask, check_mask_source, stored_validity
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.messages import EXPORTED_BY_ANOTHER_VERSION
 from masked_dispatch.tensor.other_devices import transformed_elsewhere, wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import overload_named
@@ -83,7 +82,12 @@ def _check_exported(version: str) -> None:
     compile.
     """
     if version != code_version() and (torch.compiler.is_exporting() or not torch.compiler.is_compiling()):
-        raise MaskedSemanticsError(EXPORTED_BY_ANOTHER_VERSION)
+        raise MaskedSemanticsError(
+            "this exported program makes masked tensors by operators of masked_dispatch, and was exported by another "
+            "version of the library, or under other rules (windows, an overlay of the registry), so its operators may "
+            "mean something else now. Export it again; a program of masked_dispatch.export, or one after "
+            "run_decompositions(), does not depend on the library."
+        )
 
 
 def _masked_tensor(data: Tensor, mask: Tensor | None, version: str) -> MaskedTensor:

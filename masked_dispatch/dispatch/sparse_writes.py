@@ -8,7 +8,6 @@ from torch import Tensor
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.sparse import unwrap_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.messages import pattern_is_shared
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import with_extent
@@ -75,7 +74,11 @@ def store_in_place(target: SparseMaskedTensor, given: Dense | Sparse) -> None:
     given = with_sparse_dims(given, present.pattern.ndim) if isinstance(given, Sparse) else given
     found = align_to(given, present)
     if _number_valid(found.map(lambda t: t.expand(kept.values.shape))) < _number_valid(given):
-        raise MaskedSemanticsError(pattern_is_shared(target, target.storage_layout))
+        raise MaskedSemanticsError(
+            f"an in-place operation would store other elements in a masked tensor of shape {tuple(target.shape)} that "
+            f"is stored as {target.storage_layout} and lies in shared memory: its indices cannot change there. Write "
+            "only to elements that are stored (values may become invalid), write to x.clone(), or share x.to_dense()."
+        )
     kept.write_in_place(found)
 
 

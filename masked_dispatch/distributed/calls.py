@@ -24,20 +24,18 @@ from masked_dispatch.distributed.records import (
     Moved,
     exchanged,
     in_one,
-    joined,
-    joined_masks,
     moved,
+    moved_to,
     reduced,
-    size_of_masks,
 )
-from masked_dispatch.distributed.transport import Eager
-from op_registry.records.dense import Dense
+from masked_dispatch.distributed.transport import Awaited, Eager
 
 Finish = Callable[[], None]
 # Waits, and returns the records that this rank receives.
 Arrived = Callable[[], list[Any]]
 # A callback that receives the number of contributions to each element of a reduction.
 Counted = Callable[[Any], None]
+Agreement = Callable[[ProcessGroup, Description, torch.device], list[Description]]
 
 
 class Call:
@@ -55,12 +53,14 @@ class Call:
         pairwise: bool = False,
         one_mask: bool = False,
         root: int | None = None,
+        agreement: Agreement = agree,
     ) -> None:
         """Agree with the other ranks. `shown` describes what must be equal on all ranks, by default the sent tensors.
 
-        pairwise  compare only each sent tensor with the one that its receiver expects
-        one_mask  if the mask is equal on all ranks, they need not send it
-        root      the only rank that sends, if there is one
+        pairwise   compare only each sent tensor with the one that its receiver expects
+        one_mask   if the mask is equal on all ranks, they need not send it
+        root       the only rank that sends, if there is one
+        agreement  returns the descriptions of all ranks for this rank's
         """
         self.rank, self.transport, self.outputs = group.rank(), Eager(group), outputs
         self.device = (*sent, *outputs)[0].device
@@ -74,7 +74,7 @@ class Call:
         texts = tuple([described(tensor) for tensor in sent] if shown is None else shown)
         expected = tuple(described(tensor) for tensor in outputs) if pairwise else None
         mine = Description(name, texts, problem=problem, expected=expected, **packed)
-        self.everyone = agree(group, mine, self.device)
+        self.everyone = agreement(group, mine, self.device)
 
     def problem_of(self, sent: Sequence[Tensor], outputs: Sequence[Tensor], pairwise: bool) -> str | None:
         """Say why tensors cannot take part for how they are stored; None if they can."""
@@ -107,16 +107,8 @@ class Call:
 
     def broadcast(self, root: int) -> Arrived:
         """Send the root's tensor to all other ranks."""
-        (record,), mine = self.records, self.rank == root
-        partial, send = self.everyone[root].partial, self.transport.broadcast
-        known = Known.of(self.told(root))
-
-        def sent(data: Tensor) -> Any:
-            return send(data if mine else torch.empty_like(data), root)
-
-        record = record if mine else Dense(record.data, record.validity)
-        arriving = moved([record], partial, sent, known=known)
-        return lambda: arriving.split([] if mine else [record.shape])
+        arriving = self.from_root(root, self.transport.broadcast)
+        return lambda: arriving.split([] if self.rank == root else [self.outputs[0].shape])
 
     def gathered(self, root: int | None = None) -> Arrived:
         """Send the tensor of every rank to the root, or to all ranks."""
@@ -128,22 +120,15 @@ class Call:
 
     def scattered(self, root: int) -> Arrived:
         """Send one of the root's tensors to each rank."""
-        (output,) = self.outputs
-        data = torch.empty(output.numel(), dtype=output.dtype, device=self.device)
-        known = Known.of(self.told(root))
-        masks = torch.empty(size_of_masks(output.shape, 1, known), dtype=torch.uint8, device=self.device)
+        arriving = self.from_root(root, self.transport.scatter)
+        return lambda: arriving.split([self.outputs[0].shape])
 
-        def sent(buffer: Tensor, join: Callable[[], Tensor]) -> Any:
-            return self.transport.scatter(join() if self.rank == root else buffer, buffer, root)
-
-        arriving = Moved(
-            sent(data, lambda: joined([record.data.reshape(-1) for record in self.records])),
-            sent(masks, lambda: joined_masks(self.records, 1, [known] * len(self.records)))
-            if self.everyone[root].partial
-            else None,
-            known=known,
-        )
-        return lambda: arriving.split([output.shape])
+    def from_root(self, root: int, send: Callable[[Tensor, int], Awaited]) -> Moved:
+        """Send the root's tensors, or receive the one that it sends here."""
+        partial, known = self.everyone[root].partial, Known.of(self.told(root))
+        if self.rank == root:
+            return moved(self.records, partial, lambda data: send(data, root), known=known)
+        return moved_to(self.outputs[0], partial, lambda data: send(data, root), known)
 
     def exchanged(self) -> Arrived:
         """Send a tensor to each rank, and receive one from each."""

@@ -141,17 +141,15 @@ def split_rows(record: Dense, sizes: Sequence[int]) -> list[Extent | None]:
             "different ranks. Move the samples to the front, x.transpose(0, 1); or pass x.without_extent(), in which "
             "padding counts as missing."
         )
-    theres = [
-        None if f.said is None else f.there.expand(sum(sizes), *f.there.shape[1:]).split(list(sizes))
-        for f in extent.factors
-    ]
-    return [
-        Extent(
-            tuple(Factor(f.along, t if t is None else t[n]) for f, t in zip(extent.factors, theres, strict=True)),
-            extent.is_mask,
-        )
-        for n in range(len(sizes))
-    ]
+    parts = [_parts_of(factor, sizes) for factor in extent.factors]
+    return [Extent(tuple([part[n] for part in parts]), extent.is_mask) for n in range(len(sizes))]
+
+
+def _parts_of(factor: Factor, sizes: Sequence[int]) -> list[Factor]:
+    if factor.said is None or factor.along[0] is None:  # of a boolean that is the same in all rows, each part has the whole
+        return [factor] * len(sizes)
+    rows = factor.there.expand(sum(sizes), *factor.there.shape[1:])
+    return [Factor(factor.along, part) for part in rows.split(list(sizes))]
 
 
 def in_one(records: Sequence[Dense], shape: Sequence[int]) -> Extent | None:

@@ -8,7 +8,7 @@ part stays in flight for the next receive to mistake for its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, distributed
@@ -16,15 +16,7 @@ from torch.distributed import ProcessGroup
 
 from masked_dispatch.distributed.agreement import HEADER, Description, decoded, described, encoded, unanswered
 from masked_dispatch.distributed.calls import Call, Finish
-from masked_dispatch.distributed.entries import decoded as decoded_entries
-from masked_dispatch.distributed.entries import encoded as encoded_entries
-from masked_dispatch.distributed.entries import form_of
-from masked_dispatch.distributed.entries import record_of_entries as rebuilt
-from masked_dispatch.distributed.extents import Known, told_of
-from masked_dispatch.distributed.operands import is_partial, problem_of_outputs, record_of
-from masked_dispatch.distributed.records import Moved, joined, joined_masks, size_of_masks
-from masked_dispatch.distributed.sparse_calls import Parcel, SparseCall, problem_of_sparse, stored_record
-from masked_dispatch.distributed.transport import Awaited, awaited, in_bytes
+from masked_dispatch.distributed.transport import Awaited, Eager, awaited, in_bytes
 from op_registry import MaskedSemanticsError
 
 # Tags of plain messages are small numbers.
@@ -33,11 +25,13 @@ _PARTS = 4
 _OFFERED, _EXPECTED, _DATA, _MASK = range(_PARTS)
 
 
-class Channel:
-    """The messages of one send or recv between this rank and a peer."""
+class Channel(Eager):
+    """The transport of one send or recv between this rank and a peer: what the sender broadcasts reaches the other."""
 
     def __init__(self, group: ProcessGroup, peer: int, tag: int) -> None:
-        self.group, self.peer, self.tag = group, peer, _TAGS + _PARTS * tag
+        super().__init__(group)
+        self.peer, self.tag = peer, _TAGS + _PARTS * tag
+        self.parts = iter((_DATA, _MASK))
 
     def send(self, part: int, message: Tensor) -> Awaited:
         work = distributed.isend(message, group=self.group, group_dst=self.peer, tag=self.tag + part)
@@ -47,81 +41,45 @@ class Channel:
         work = distributed.irecv(message, group=self.group, group_src=self.peer, tag=self.tag + part)
         return awaited(work, message)
 
+    def broadcast(self, data: Tensor, root: int) -> Awaited:
+        move = self.receive if root == self.peer else self.send
+        arrived = move(next(self.parts), in_bytes(data))
+        return lambda: (arrived(), data)[1]
+
 
 def send(of: type[Call], tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Finish:
-    (tensor,) = tensors
-    channel = Channel(group, peer, tag)
-    sparse = of is SparseCall
-    problem = problem_of_sparse(tensors, []) if sparse else None
-    parcel = Parcel(tensor) if sparse and problem is None else None
-    record = None if sparse else record_of(tensor)
-    told = None if record is None else told_of(record)
-    known = Known.of(told)
-    partial = is_partial(tensors) or known.travels if parcel is None else parcel.partial
-    entries = () if parcel is None else (len(parcel),)
-    mine = Description("send", (described(tensor),), partial, problem, entries=entries, extents=(told,) if told else ())
-    offered = channel.send(_OFFERED, encoded(mine).to(tensor.device))
-    expected = channel.receive(_EXPECTED, torch.empty(HEADER, dtype=torch.uint8, device=tensor.device))
-
-    def send_data() -> Finish:
-        check(mine, answer(expected, mine), group, group.rank(), peer)
-        if parcel is not None:
-            waits = [channel.send(_DATA, encoded_entries(parcel.entries, parcel.form, partial))]
-        else:
-            assert record is not None
-            waits = [channel.send(_DATA, in_bytes(joined([record.data.reshape(-1)])))]
-            waits += [channel.send(_MASK, joined_masks([record], 1, [known]))] if partial else []
-        return lambda: wait_for(waits)
-
-    sent = in_background(send_data, ("send", group, peer, tag))
-
-    def finish() -> None:
-        wait_for_data = sent()
-        offered()
-        wait_for_data()
-
-    return finish
-
-
-def wait_for(messages: Sequence[Awaited]) -> None:
-    for arrived in messages:
-        arrived()
+    call = of(group, "send", tensors, [], root=group.rank(), agreement=not_yet)
+    return moved_between(call, Channel(group, peer, tag), call.rank, peer)
 
 
 def recv(of: type[Call], tensors: list[Tensor], group: ProcessGroup, peer: int, tag: int) -> Finish:
-    (tensor,) = tensors
-    channel = Channel(group, peer, tag)
-    sparse = of is SparseCall
-    problem = (problem_of_sparse([], tensors) if sparse else None) or problem_of_outputs(tensors)
-    mine = Description("recv", (described(tensor),), problem=problem)
-    sent = channel.send(_EXPECTED, encoded(mine).to(tensor.device))
-    offered = channel.receive(_OFFERED, torch.empty(HEADER, dtype=torch.uint8, device=tensor.device))
+    call = of(group, "recv", [], tensors, shown=list(map(described, tensors)), root=peer, agreement=not_yet)
+    return moved_between(call, Channel(group, peer, tag), peer, call.rank)
 
-    def ask_for_data() -> Callable[[], None]:
-        offer = answer(offered, mine)
-        check(offer, mine, group, peer, group.rank())
-        return ask_for_entries(offer) if sparse else ask_for_record(offer)
 
-    def ask_for_entries(offer: Description) -> Callable[[], None]:
-        form, (entries,) = form_of(stored_record(tensor)), offer.entries
-        size = sum(form.sizes_in_bytes(entries, offer.partial))
-        arriving = channel.receive(_DATA, torch.empty(size, dtype=torch.uint8, device=tensor.device))
-        return lambda: of.write(tensor, rebuilt(decoded_entries(arriving(), form, entries, offer.partial), form))
+def not_yet(group: ProcessGroup, mine: Description, device: torch.device) -> list[Description]:
+    """Wait for no other rank: the peer's description comes while this process goes on."""
+    return [mine]
 
-    def ask_for_record(offer: Description) -> Callable[[], None]:
-        data = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-        arriving = channel.receive(_DATA, in_bytes(data))
-        masks, known = None, Known.of((offer.extents or (None,))[0])
-        if offer.partial:
-            fields = torch.empty(size_of_masks(tensor.shape, 1, known), dtype=torch.uint8, device=tensor.device)
-            masks = channel.receive(_MASK, fields)
-        moved = Moved(lambda: (arriving(), data)[1], masks, known=known)
-        return lambda: of.write(tensor, moved.split([tensor.shape])[0])
 
-    asked = in_background(ask_for_data, ("recv", group, peer, tag))
+def moved_between(call: Call, channel: Channel, sender: int, receiver: int) -> Finish:
+    """Move a tensor from the sender to the receiver, one of which is this rank, once their descriptions match."""
+    call.transport = channel
+    (mine,) = call.everyone
+    own, others = (_OFFERED, _EXPECTED) if call.rank == sender else (_EXPECTED, _OFFERED)
+    sent = channel.send(own, encoded(mine).to(call.device))
+    answered = channel.receive(others, torch.empty(HEADER, dtype=torch.uint8, device=call.device))
+
+    def move() -> Finish:
+        theirs = answer(answered, mine)
+        call.everyone = [theirs if rank == channel.peer else mine for rank in range(channel.ranks)]
+        check(call.everyone[sender], call.everyone[receiver], channel.group, sender, receiver)
+        return call.writes(call.outputs, call.broadcast(sender))
+
+    moving = in_background(move, (mine.call, channel.group, channel.peer, channel.tag))
 
     def finish() -> None:
-        write_what_comes = asked()
+        write_what_comes = moving()
         sent()
         write_what_comes()
 

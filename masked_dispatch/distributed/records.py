@@ -247,6 +247,13 @@ def moved(
     return Moved(data, masks, width, known)
 
 
+def moved_to(like: Tensor, partial: bool, receive: Callable[[Tensor], Awaited], known: Known) -> Moved:
+    """Receive what another rank has `moved`, a record of the shape and dtype of a tensor."""
+    data = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
+    masks = torch.empty(size_of_masks(like.shape, 1, known), dtype=torch.uint8, device=like.device) if partial else None
+    return Moved(receive(data), None if masks is None else receive(masks), known=known)
+
+
 def exchanged(
     records: Sequence[Dense],
     received: Sequence[torch.Size],

@@ -131,9 +131,11 @@ class SparseCall(Call):
     def scattered(self, root: int) -> Arrived:
         numbers = range(len(self.everyone))
         longest = max(self.size(root, number) for number in numbers)
-        buffer = torch.empty(longest, dtype=torch.uint8, device=self.device)
-        sent = torch.cat([self.message(number, longest) for number in numbers]) if self.rank == root else buffer
-        arriving = self.transport.scatter(sent, buffer, root)
+        if self.rank == root:
+            sent = torch.cat([self.message(number, longest) for number in numbers])
+        else:
+            sent = torch.empty(longest, dtype=torch.uint8, device=self.device)
+        arriving = self.transport.scatter(sent, root)
         return lambda: [rebuilt(self.decoded(arriving(), root, self.rank), self.form())]
 
     def exchanged(self) -> Arrived:

@@ -60,10 +60,10 @@ class Eager:
         work = distributed.gather(in_bytes(data), parts, group=self.group, group_dst=root, async_op=True)
         return awaited(work, out.flatten())
 
-    def scatter(self, data: Tensor, like: Tensor, root: int) -> Awaited:
-        """Scatter the root's `data`, which holds the parts of all ranks; the result has the size of `like`."""
-        out = torch.empty_like(like)
+    def scatter(self, data: Tensor, root: int) -> Awaited:
+        """Scatter the root's `data`, which holds the parts of all ranks; on other ranks, it has the size of a part."""
         parts = list(in_bytes(data).view(self.ranks, -1)) if self.group.rank() == root else None
+        out = data if parts is None else data.new_empty(len(data) // self.ranks)
         work = distributed.scatter(in_bytes(out), parts, group=self.group, group_src=root, async_op=True)
         return awaited(work, out)
 

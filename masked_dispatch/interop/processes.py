@@ -14,7 +14,6 @@ from torch import Tensor
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, family_around
-from masked_dispatch.tensor.messages import sent_with_its_graph
 from masked_dispatch.tensor.shared_storage import StoredPieces
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, stored_around, stored_parts
 
@@ -22,7 +21,10 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, stored_arou
 def send(tensor: MaskedTensor) -> Any:
     """Pickle a masked tensor for another process."""
     if tensor.requires_grad and not tensor.is_leaf:
-        raise RuntimeError(sent_with_its_graph(tensor))
+        raise RuntimeError(
+            "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
+            f"crossing process boundaries. This one is the result of {type(tensor.grad_fn).__name__}: send x.detach()."
+        )
     if not tensor._mask_is_a_copy:  # a view with another dtype than its base is sent as an independent tensor
         tensor.share_memory_()
     return tensor.__reduce_ex__(2)

@@ -13,7 +13,6 @@ from typing import Any
 
 from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.checks import contains_masked
-from masked_dispatch.tensor.messages import run_by_torchscript
 from masked_dispatch.torch_internals import TORCHSCRIPT_CALLABLES, python_function_of
 from op_registry import MaskedSemanticsError
 
@@ -22,7 +21,12 @@ def call_python(original: Callable[..., Any], self: Any, *args: Any, **kwargs: A
     """Call the Python function that TorchScript compiled."""
     function = python_function_of(self)
     if function is None:
-        raise MaskedSemanticsError(run_by_torchscript(self.name))
+        raise MaskedSemanticsError(
+            f"{self.name} of a TorchScript module is called with a masked tensor. TorchScript differentiates by the "
+            "formulas of plain tensors, which divide by sizes, not by the number of valid elements. Call the Python "
+            "module that was compiled, or torch.compile it; or pass x.to_tensor(fill), and put the mask on the result: "
+            "as_masked_tensor(y, mask)."
+        )
     return function(*args, **kwargs)
 
 

@@ -15,78 +15,68 @@ from masked_dispatch.optim.masked_step import MaskedStep
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.errors import MaskedSemanticsError
 
-# Why, and what works, for a plain parameter with a masked gradient.
-REFUSED: dict[type[Optimizer], tuple[str, str]] = {
-    torch.optim.Adamax: (
-        "divides by its running maximum, which is 0 where there has been no gradient: 0/0",
-        "masked_dispatch.optim.Adamax",
-    ),
+# Why, for a plain parameter with a masked gradient.
+REFUSED: dict[type[Optimizer], str] = {
+    torch.optim.Adamax: "divides by its running maximum, which is 0 where there has been no gradient: 0/0",
     torch.optim.Adadelta: (
-        "subtracts a quotient of its averages: it moves elements without a gradient, by their learning rate and more",
-        "masked_dispatch.optim.Adadelta",
+        "subtracts a quotient of its averages: it moves elements without a gradient, by their learning rate and more"
     ),
-    torch.optim.ASGD: (
-        "decays all elements of its parameters, or only those with a gradient, depending on `foreach`",
-        "masked_dispatch.optim.SGD or LazyAdam",
-    ),
+    torch.optim.ASGD: "decays all elements of its parameters, or only those with a gradient, depending on `foreach`",
     torch.optim.Rprop: (
-        "makes its step sizes from the first gradient: an element that is invalid there is never stepped again",
-        "masked_dispatch.optim.Rprop",
+        "makes its step sizes from the first gradient: an element that is invalid there is never stepped again"
     ),
     torch.optim.Adafactor: (
-        "averages over the rows and columns of a gradient, into state that it makes from the first one",
-        "masked_dispatch.optim.Adagrad or LazyAdam",
+        "averages over the rows and columns of a gradient, into state that it makes from the first one"
     ),
-    torch.optim.Muon: (
-        "orthogonalises the gradient as a whole matrix, in state that it makes from the first one",
-        "masked_dispatch.optim.SGD or LazyAdam",
-    ),
+    torch.optim.Muon: "orthogonalises the gradient as a whole matrix, in state that it makes from the first one",
     torch.optim.LBFGS: (
-        "combines gradients of several steps, each as one vector: an element that misses one is never stepped again",
-        "masked_dispatch.optim.SGD or LazyAdam",
+        "combines gradients of several steps, each as one vector: an element that misses one is never stepped again"
     ),
-    torch.optim.SparseAdam: (
-        "only takes gradients in torch's COO layout",
-        "masked_dispatch.optim.LazyAdam",
-    ),
+    torch.optim.SparseAdam: "only takes gradients in torch's COO layout",
 }
 
 
 # The same for a masked parameter of which an element is invalid, in value or gradient. Optimizers that treat each
 # element by itself are right there: what is invalid stays so.
-REFUSED_MASKED: dict[type[Optimizer], tuple[str, str]] = {
+REFUSED_MASKED: dict[type[Optimizer], str] = {
     torch.optim.Adafactor: (
-        "divides sums over rows, columns and the parameter by their sizes, which count invalid elements",
-        "masked_dispatch.optim.Adagrad or LazyAdam",
+        "divides sums over rows, columns and the parameter by their sizes, which count invalid elements"
     ),
-    torch.optim.Muon: (
-        "orthogonalises the gradient as a whole matrix, and scales the step by the matrix's sizes",
-        "masked_dispatch.optim.SGD or LazyAdam",
-    ),
+    torch.optim.Muon: "orthogonalises the gradient as a whole matrix, and scales the step by the matrix's sizes",
     torch.optim.SparseAdam: REFUSED[torch.optim.SparseAdam],
 }
 
-# Those whose formula treats an element that misses a step wrongly (docs/semantics.md): what happens to it, and what to
-# use instead. Without momentum, RMSprop and SGD leave such elements alone.
+# Of a masked parameter LBFGS takes the valid elements for its vector, as long as these are the same in every gradient.
+REFUSED_GAPS: dict[type[Optimizer], str] = {
+    torch.optim.LBFGS: (
+        "combines gradients of several steps, each as one vector: valid elements without a gradient would be lost"
+    ),
+}
+
+# Those whose formula treats an element that misses a step wrongly (docs/semantics.md): what happens to it. Without
+# momentum, RMSprop and SGD leave such elements alone.
 MOMENTUM_GOES_ON = (
     "keeps moving an element after its last gradient, in growing steps: its second average decays, its first does not"
 )
-WARNED: dict[type[Optimizer], tuple[str, str]] = {
-    torch.optim.Adam: (MOMENTUM_GOES_ON, "masked_dispatch.optim.LazyAdam"),
-    torch.optim.AdamW: (
-        f"{MOMENTUM_GOES_ON}; and its weight decay shrinks every element",
-        "masked_dispatch.optim.AdamW",
-    ),
-    torch.optim.NAdam: (MOMENTUM_GOES_ON, "masked_dispatch.optim.NAdam"),
-    torch.optim.RAdam: (MOMENTUM_GOES_ON, "masked_dispatch.optim.RAdam"),
-    torch.optim.RMSprop: (
-        "with momentum keeps moving an element after its last gradient",
-        "masked_dispatch.optim.RMSprop",
-    ),
+WARNED: dict[type[Optimizer], str] = {
+    torch.optim.Adam: MOMENTUM_GOES_ON,
+    torch.optim.AdamW: f"{MOMENTUM_GOES_ON}; and its weight decay shrinks every element",
+    torch.optim.NAdam: MOMENTUM_GOES_ON,
+    torch.optim.RAdam: MOMENTUM_GOES_ON,
+    torch.optim.RMSprop: "with momentum keeps moving an element after its last gradient",
     torch.optim.SGD: (
-        "with momentum never again steps an element that misses a step: its momentum is masked as the gradient was",
-        "masked_dispatch.optim.SGD",
+        "with momentum never again steps an element that misses a step: its momentum is masked as the gradient was"
     ),
+}
+
+# What of masked_dispatch.optim to use where it has no class of the same name.
+INSTEAD: dict[type[Optimizer], str] = {
+    torch.optim.Adam: "LazyAdam",
+    torch.optim.SparseAdam: "LazyAdam",
+    torch.optim.Adafactor: "Adagrad or LazyAdam",
+    torch.optim.ASGD: "SGD or LazyAdam",
+    torch.optim.LBFGS: "SGD or LazyAdam",
+    torch.optim.Muon: "SGD or LazyAdam",
 }
 
 
@@ -121,9 +111,10 @@ def followed_by_check(closure: Callable[[], Any], optimizer: Optimizer) -> Calla
     return checked
 
 
-def entry_for(optimizer: Optimizer, table: dict[type[Optimizer], tuple[str, str]]) -> tuple[str, str] | None:
-    """What a table says of an optimizer's class, or of the nearest class that it is derived from."""
-    return next((table[cls] for cls in type(optimizer).__mro__ if cls in table), None)
+def entry_for(optimizer: Optimizer, table: dict[type[Optimizer], str]) -> tuple[str, str] | None:
+    """What a table says of an optimizer's class, or of the nearest one that it is derived from; and what works."""
+    cls = next((cls for cls in type(optimizer).__mro__ if cls in table), None)
+    return None if cls is None else (table[cls], f"masked_dispatch.optim.{INSTEAD.get(cls, cls.__name__)}")
 
 
 def check(optimizer: Optimizer) -> None:
@@ -134,6 +125,7 @@ def check(optimizer: Optimizer) -> None:
         return
     parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     refused, refused_masked = entry_for(optimizer, REFUSED), entry_for(optimizer, REFUSED_MASKED)
+    refused_gaps = entry_for(optimizer, REFUSED_GAPS)
     warned = None if refused else entry_for(optimizer, WARNED)
     for number, (parameter, group) in enumerate(parameters):
         if parameter.grad is None:
@@ -141,20 +133,13 @@ def check(optimizer: Optimizer) -> None:
         if isinstance(parameter, MaskedTensor):
             if refused_masked is not None and (is_partial(parameter) or is_partial(parameter.grad)):
                 raise_for_masked_parameter(optimizer, number, parameter, refused_masked)
-            if isinstance(optimizer, torch.optim.LBFGS) and has_gaps(parameter):
-                raise_for_masked_parameter(optimizer, number, parameter, GAPS)
+            if refused_gaps is not None and has_gaps(parameter):
+                raise_for_masked_parameter(optimizer, number, parameter, refused_gaps)
         elif isinstance(parameter.grad, MaskedTensor):
             if refused is not None:
                 raise_for_masked_gradient(optimizer, number, parameter, refused)
             if warned is not None and group.get("momentum", 1) != 0:
                 warn_of_masked_gradient(optimizer, warned)
-
-
-# Of a masked parameter LBFGS takes the valid elements for its vector, as long as these are the same in every gradient.
-GAPS = (
-    "combines gradients of several steps, each as one vector: valid elements without a gradient would be lost",
-    "masked_dispatch.optim.SGD or LazyAdam",
-)
 
 
 def is_partial(tensor: Tensor) -> bool:

@@ -32,5 +32,5 @@ notebooks.py      _repr_html_: the mask as a small picture
 colours.py        the colours of valid and invalid elements in pictures
 validity_blocks.py  the valid share of each block of a tensor, for pictures of any size
 shown_elements.py  reads the elements to print, from any storage
-messages.py       error texts
+messages.py       error texts that several functions raise
 """

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.code_version import code_version
-from masked_dispatch.tensor.messages import invalid_elements_exported
 from op_registry import InvalidValueError
 
-if TYPE_CHECKING:
-    _Base = Tensor
-else:
-    _Base = object
 
-
-class ReadWhereAllValid(_Base):
+class ReadWhereAllValid(Tensor):
     """Methods of torch.Tensor that return something other than tensors."""
 
     @never_compiled
@@ -44,5 +38,11 @@ class ReadWhereAllValid(_Base):
     def _all_valid_data(self, method: str) -> Tensor:
         invalid = self.numel() - int(torch.ops.masked_dispatch.count(self, None, False))
         if invalid:
-            raise InvalidValueError(invalid_elements_exported(self, method, invalid))
+            operators = " An operator with an array, x + array, asks for it too: write x + torch.as_tensor(array)."
+            raise InvalidValueError(
+                f"{method} of a masked tensor of shape {tuple(self.shape)} with {invalid} invalid elements, which have "
+                "no values. Choose their value with x.to_tensor(fill), or keep the mask: x.to_numpy(), a masked array "
+                "of NumPy, which matplotlib draws with gaps; or masked_dispatch.interop.to_numpy_masked(x, "
+                f"fill_value), to_pandas(x) or to_arrow(x).{operators if method == 'np.asarray()' else ''}"
+            )
         return torch.ops.masked_dispatch.get_data(self)

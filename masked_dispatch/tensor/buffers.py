@@ -14,12 +14,6 @@ from torch import Tensor
 from masked_dispatch.tensor.cache_key import CODE_VERSION
 from masked_dispatch.tensor.mask_sharing import make_view_family
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
-from masked_dispatch.tensor.messages import (
-    alias_of_another_type,
-    data_assigned,
-    data_assigned_in_graph,
-    new_sparse_tensor_requested,
-)
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
@@ -39,7 +33,10 @@ def new_tensor(
 ) -> Tensor:
     """A leaf with a copy of `data` and its mask; dtype and device default to this tensor's."""
     if layout is not torch.strided:
-        raise MaskedSemanticsError(new_sparse_tensor_requested(layout))
+        raise MaskedSemanticsError(
+            f"x.new_tensor(data, layout={layout}) would give a torch.sparse tensor, which has no place for a mask. "
+            f"Leave the layout out, and store the result sparsely: x.new_tensor(data).to_layout({layout})."
+        )
     made = copy_of_data(self, data, dtype, device, pin_memory)
     return made.requires_grad_() if requires_grad else made
 
@@ -56,7 +53,10 @@ def new(self: MaskedTensor, *args: object, device: torch.device | str | None = N
 def alias_of(like: MaskedTensor, other: Tensor) -> Tensor:
     """A masked alias of `other` with its own mask; TypeError unless it has the dtype and device of `like`."""
     if (other.dtype, other.device) != (like.dtype, like.device):
-        raise TypeError(alias_of_another_type(like, other))
+        raise TypeError(
+            f"x.new(tensor) shares the tensor's memory, so that has to be {like.dtype} on {like.device}, like x; it is "
+            f"{other.dtype} on {other.device}. To copy it, use x.new_tensor(tensor)."
+        )
     if not isinstance(other, MaskedTensor):
         return torch.ops.masked_dispatch.as_masked_tensor(other, None, CODE_VERSION + registry.version)
     return other.view_as(other) if other.requires_grad and torch.is_grad_enabled() else other.detach()
@@ -116,9 +116,18 @@ def new_of_size_or_data(like: MaskedTensor, args: tuple[object, ...], device: to
 def set_data(self: MaskedTensor, value: object) -> None:
     dense = type(value) is MaskedTensor and type(self) is MaskedTensor
     if not (isinstance(value, MaskedTensor) and dense and like_each_other(self, value)):
-        raise MaskedSemanticsError(data_assigned(self, value))
+        given = f"{tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else "no tensor"
+        raise MaskedSemanticsError(
+            "x.data = y takes a densely stored masked tensor of the shape, dtype and device of x "
+            f"({tuple(self.shape)}, {self.dtype}, {self.device}), and x stored densely; y is a {type(value).__name__} "
+            f"({given}). Use x.copy_(y) under torch.no_grad() to write values and mask, or x.get_data() to access the "
+            "stored values."
+        )
     if being_traced(value._data) or self._carries_transform or value._carries_transform:
-        raise MaskedSemanticsError(data_assigned_in_graph(self))
+        raise MaskedSemanticsError(
+            f"x.data = y of a masked tensor of shape {tuple(self.shape)} inside a compiled region or a transform would "
+            "replace an input of the graph. Use x.copy_(y) under torch.no_grad()."
+        )
     exchange(self, Dense(value._data, value._validity, value._extent))
     make_view_family(value, self)
 

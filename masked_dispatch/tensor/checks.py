@@ -7,7 +7,6 @@ from torch import Tensor
 
 from masked_dispatch.tensor.mask_bytes import teach_inductor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.messages import mask_is_masked
 from masked_dispatch.torch_internals import is_value_of_graph, recording, under_transform
 from op_registry.records.dims import known_to_hold, with_leading_dims
 from op_registry.records.tracing import being_traced
@@ -42,7 +41,11 @@ def check_mask_source(tensor: Tensor, other: Tensor) -> None:
 def check_mask(data: Tensor, mask: object) -> Tensor:
     """`mask` as a bool or int8 tensor that fits `data`; raises if it does not fit."""
     if isinstance(mask, MaskedTensor):
-        raise TypeError(mask_is_masked(mask))
+        raise TypeError(
+            f"the mask is itself a masked tensor of shape {tuple(mask.shape)}, whose invalid entries are neither True "
+            "nor False. Say which they are: x.mask_with((x < 2).to_tensor(False)). To take over the mask of another "
+            "tensor use x.mask_like(other), or pass other.get_mask()"
+        )
     if not isinstance(mask, Tensor):
         if hasattr(mask, "get_fill_value"):
             raise TypeError("the mask is itself a masked array of NumPy; pass mask.filled(False)")

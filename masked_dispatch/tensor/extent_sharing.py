@@ -6,30 +6,19 @@ look theirs up in the base's.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.messages import extent_not_in_view, written_through_view
+from masked_dispatch.tensor.messages import written_through_view
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import Extent, extent_of, factors_of
 from op_registry.extents.regions import are_same, explicit, region_of, shown, there_in, written
 from op_registry.records.dense import Dense
 from op_registry.records.validity import intersect
 
-
-class Member(Protocol):
-    """The attributes of a masked tensor that this module uses."""
-
-    _data: Tensor
-    _part_of_extent: tuple[Extent, Extent | None] | None
-
-    @property
-    def _extent(self) -> Extent | None: ...
-
-    @property
-    def shape(self) -> torch.Size: ...
+if TYPE_CHECKING:
+    from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
 class SharedExtent:
@@ -51,7 +40,7 @@ class SharedExtent:
         """The base's current validity."""
         raise NotImplementedError
 
-    def extent_of(self, member: Member) -> Extent | None:
+    def extent_of(self, member: MaskedTensor) -> Extent | None:
         """A member's extent, once a write has changed the family's.
 
         Raises MaskedSemanticsError if the member's dimensions are not those of the base.
@@ -63,11 +52,14 @@ class SharedExtent:
         if known is None or known[0] is not extent:
             region = region_of(self.data, member._data)
             if region is None:
-                raise MaskedSemanticsError(extent_not_in_view(member))
+                raise MaskedSemanticsError(
+                    f"a view of shape {tuple(member.shape)} has other dimensions than its base, and a write has "
+                    "changed which positions of the base are there. Take the view again, after the write."
+                )
             member._part_of_extent = known = (extent, shown(extent, region))
         return known[1]
 
-    def validity_there(self, member: Member, validity: Tensor | None) -> Tensor | None:
+    def validity_there(self, member: MaskedTensor, validity: Tensor | None) -> Tensor | None:
         """Before a write to a member of such a validity: the validity where the member is there.
 
         Only if the member's own extent does not know it: x[1, 2] of a padded batch is one position, and has no extent.
@@ -83,7 +75,7 @@ class SharedExtent:
             self.extent, self.extent_written = extent_of(explicit(factors), is_mask=False), True
         return intersect(validity, there)
 
-    def receive_extent(self, member: Member, before: Dense, after: Dense) -> None:
+    def receive_extent(self, member: MaskedTensor, before: Dense, after: Dense) -> None:
         """Before a write that changes a member from the record `before` to `after`: its base has what they have.
 
         Raises MaskedSemanticsError if the base cannot have it.

@@ -14,7 +14,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,33 +24,12 @@ from masked_dispatch.tensor.extent_sharing import SharedExtent
 from masked_dispatch.tensor.shared_places import assign_validity, may_share, same_places
 from masked_dispatch.torch_internals import as_value, copied_back_by_aot, without_torch_dispatch
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import Extent
 from op_registry.records.dense import same_sizes
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
 
-
-class Masked(Protocol):
-    """The attributes of a masked tensor that this module uses; `MaskedTensor` has and describes them all."""
-
-    _stored_validity: Tensor | None
-    _family: ViewFamily | None
-    _part_of_memory: tuple[Tensor, Tensor] | None
-    _snapshot: tuple[int, Tensor] | None
-    _graph_writes: GraphWrites | None
-    _stored_extent: Extent | None
-
-    @property
-    def shape(self) -> torch.Size: ...
-
-    @property
-    def _data(self) -> Tensor: ...
-
-    @property
-    def _validity(self) -> Tensor | None: ...
-
-    @property
-    def _carries_transform(self) -> bool: ...
+if TYPE_CHECKING:
+    from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
 class ViewFamily(SharedExtent):
@@ -191,7 +170,7 @@ class ViewFamily(SharedExtent):
             found = self.separated[id(data)] = ViewFamily(data, validity)
         return found
 
-    def validity_of(self, member: Masked) -> Tensor | None:
+    def validity_of(self, member: MaskedTensor) -> Tensor | None:
         """A member's current validity."""
         memory = self.memory
         if memory is None:
@@ -228,7 +207,7 @@ class GraphWrites:
     def __init__(self) -> None:
         self.seen = False
 
-    def guarded(self, tensor: Masked) -> GuardedInput:
+    def guarded(self, tensor: MaskedTensor) -> GuardedInput:
         """The entry for `tensor` in its flatten context."""
         family = tensor._family
         if not being_traced(tensor._data):
@@ -249,7 +228,9 @@ class GuardedInput:
 
     __slots__ = ("graph_writes", "number", "tensor")
 
-    def __init__(self, graph_writes: GraphWrites, tensor: Masked | None = None, number: int | None = None) -> None:
+    def __init__(
+        self, graph_writes: GraphWrites, tensor: MaskedTensor | None = None, number: int | None = None
+    ) -> None:
         self.graph_writes = graph_writes
         self.tensor = tensor
         self.number = number
@@ -301,7 +282,7 @@ class _ThreadState(threading.local):
 _this_thread = _ThreadState()
 
 
-def family_of(tensor: Masked, in_place: bool = False) -> ViewFamily:
+def family_of(tensor: MaskedTensor, in_place: bool = False) -> ViewFamily:
     """The family of a tensor; founds one if there is none, and `in_place` then says how writes change its validity."""
     family = tensor._family
     if family is None:
@@ -320,7 +301,7 @@ class computing_in_place:
 
     __slots__ = ("_before", "_family")
 
-    def __init__(self, tensor: Masked) -> None:
+    def __init__(self, tensor: MaskedTensor) -> None:
         self._family = tensor._family
 
     def __enter__(self) -> None:
@@ -330,7 +311,7 @@ class computing_in_place:
         _this_thread.written = self._before
 
 
-def shared_validity(tensor: Masked) -> Tensor | None:
+def shared_validity(tensor: MaskedTensor) -> Tensor | None:
     """The tensor's validity for a result to share: later writes to the tensor will not change it."""
     family = tensor._family
     if family is None:
@@ -351,14 +332,14 @@ def shared_validity(tensor: Masked) -> Tensor | None:
     return validity
 
 
-def _snapshot(tensor: Masked, validity: Tensor, version: int, taken: Callable[[Tensor], Tensor]) -> Tensor:
+def _snapshot(tensor: MaskedTensor, validity: Tensor, version: int, taken: Callable[[Tensor], Tensor]) -> Tensor:
     """A snapshot of a validity, `taken` once per version, so that we recognise a write of the unchanged value."""
     if tensor._snapshot is None or tensor._snapshot[0] != version:
         tensor._snapshot = (version, taken(validity))
     return tensor._snapshot[1]
 
 
-def laid_out_as_data(tensor: Masked, validity: Tensor) -> Tensor:
+def laid_out_as_data(tensor: MaskedTensor, validity: Tensor) -> Tensor:
     """The tensor's validity, with the data's strides if it is full; the tensor keeps this validity from now on.
 
     Graphs guard on strides, and a graph that writes to the validity addresses it like the data.
@@ -377,7 +358,7 @@ def laid_out_as_data(tensor: Masked, validity: Tensor) -> Tensor:
     return found
 
 
-def make_view_family(base: Masked, view: Masked, addressed: bool = False) -> None:
+def make_view_family(base: MaskedTensor, view: MaskedTensor, addressed: bool = False) -> None:
     """Let `view` share the validity of `base`; `addressed`: slice it from memory by the view's strides."""
     family = family_of(base)
     if addressed and family.memory is None:
@@ -385,7 +366,7 @@ def make_view_family(base: Masked, view: Masked, addressed: bool = False) -> Non
     view._family = family
 
 
-def copy_validity_before_views(base: Masked) -> None:
+def copy_validity_before_views(base: MaskedTensor) -> None:
     """Give `base` its own validity before its first view, while tracing and inside functorch transforms.
 
     The views' validities are views of it and are written in place, so it must not be an input's or earlier result's.
@@ -398,7 +379,7 @@ def copy_validity_before_views(base: Masked) -> None:
             base._stored_validity = base._stored_validity.clone()
 
 
-def check_write(tensor: Masked) -> None:
+def check_write(tensor: MaskedTensor) -> None:
     """Refuse, before writing, to write only some of several elements that share memory but differ in validity."""
     family = tensor._family
     if family is None or family.memory is not None or family.validity is None:
@@ -409,7 +390,7 @@ def check_write(tensor: Masked) -> None:
         family.unshare()
 
 
-def write_validity(tensor: Masked, validity: Tensor | None) -> None:
+def write_validity(tensor: MaskedTensor, validity: Tensor | None) -> None:
     """Assign `validity` to `tensor`, and so to every view of the same memory."""
     current = tensor._validity
     if current is validity:
@@ -427,7 +408,7 @@ def write_validity(tensor: Masked, validity: Tensor | None) -> None:
     family_of(tensor).write(tensor._data, validity)
 
 
-def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
+def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
     """Write to the existing validity: a graph cannot replace inner tensors of its inputs or of tensors with views.
 
     Functorch transforms write in place too, since the views' validities are views of their base's.
@@ -459,7 +440,7 @@ def _write_in_place(tensor: Masked, validity: Tensor | None) -> None:
         current.copy_(as_int8(validity))
 
 
-def found_family_in_graph(tensor: Masked, in_place: bool, guarded: GuardedInput | None) -> None:
+def found_family_in_graph(tensor: MaskedTensor, in_place: bool, guarded: GuardedInput | None) -> None:
     """Give each input and output of a graph its own family, because the graph writes to validity and never replaces it.
 
     `guarded` is the entry of its flatten context, and `in_place` says how writes outside the graph change its validity.
@@ -472,7 +453,7 @@ def found_family_in_graph(tensor: Masked, in_place: bool, guarded: GuardedInput 
 _returned: weakref.WeakValueDictionary[tuple[int, int | None], Any] = weakref.WeakValueDictionary()
 
 
-def join_family_from_graph(tensor: Masked, guarded: GuardedInput | None) -> None:
+def join_family_from_graph(tensor: MaskedTensor, guarded: GuardedInput | None) -> None:
     """Join the outputs of a graph that view the same memory into one family, as in the graph.
 
     The number in `guarded` identifies the family; outputs that are valid everywhere have only their data's address.

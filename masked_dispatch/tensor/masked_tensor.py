@@ -26,13 +26,7 @@ from masked_dispatch.tensor.mask_sharing import (
     join_family_from_graph,
     laid_out_as_data,
 )
-from masked_dispatch.tensor.messages import (
-    CALLED_DIRECTLY,
-    copied_mask_shared,
-    deep_copied_result,
-    extent_not_carried,
-    tangent_stored_otherwise,
-)
+from masked_dispatch.tensor.messages import extent_not_carried, tangent_stored_otherwise
 from masked_dispatch.tensor.named_pieces import NamedPieces
 from masked_dispatch.tensor.no_memory import WithoutMemory
 from masked_dispatch.tensor.notebooks import html_of
@@ -106,7 +100,10 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
 
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(CALLED_DIRECTLY)
+        raise TypeError(
+            "MaskedTensor is not called directly: masked_dispatch.masked_tensor(data, mask) copies into a new leaf, "
+            "masked_dispatch.as_masked_tensor(data, mask) shares memory and is differentiable"
+        )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -318,7 +315,10 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            raise RuntimeError(deep_copied_result(self))
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                f"moment; this one is the result of {type(self.grad_fn).__name__}. Copy x.detach() instead."
+            )
         copied = memo[id(self)] = self._copied(memo)
         if self.grad is not None:
             copied.grad = copy.deepcopy(self.grad, memo)
@@ -361,7 +361,10 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
         The tensor and its views get their own full mask, even if every element is valid.
         """
         if self._mask_is_a_copy:
-            raise MaskedSemanticsError(copied_mask_shared(self))
+            raise MaskedSemanticsError(
+                f"share_memory_() of a view of another dtype ({self.dtype}, shape {tuple(self.shape)}), whose mask is "
+                "a copy: what other processes write to its base would not show here. Share the base, or a clone."
+            )
         memory_exposed()
         family_of(self).share_with_processes()
         self._data.share_memory_()

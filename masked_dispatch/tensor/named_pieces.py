@@ -14,7 +14,6 @@ needs a fill.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,13 +22,8 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.fills import checked_fill
 from op_registry.records.dims import Number
 
-if TYPE_CHECKING:
-    _Base = Tensor
-else:
-    _Base = object
 
-
-class NamedPieces(_Base):
+class NamedPieces(Tensor):
     """The accessors. Each raises MaskedSemanticsError if the storage has no such tensor.
 
     Index tensors have torch's shapes, and may share the tensor's memory: do not write to them.

@@ -72,24 +72,6 @@ def problem_of_member(data: Tensor, family: object) -> str | None:
     return None
 
 
-def problem_of_sparse(
-    values: Tensor,
-    validity: Tensor | None,
-    layout: str,
-    sizes: tuple[int, ...],
-    pieces: tuple[Tensor, ...],
-    block: tuple[int, int] | None,
-    requires_grad: object,
-    is_parameter: object,
-    order: object,
-    masked: type[Tensor],
-) -> str | None:
-    """The problem with the pieces of a sparsely stored masked tensor, None if they fit."""
-    return problem_of_stored(values, validity, layout, sizes, pieces, block, masked) or problem_of_wrapper(
-        values, len(sizes) + values.ndim - (3 if block else 1), requires_grad, is_parameter, order
-    )
-
-
 def problem_of_stored(
     values: Tensor,
     validity: Tensor | None,

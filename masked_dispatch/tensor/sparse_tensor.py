@@ -18,9 +18,9 @@ from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.in_transform import InTransform
 from masked_dispatch.tensor.indexing import as_index_tensors, as_source
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, with_extent, wrap
-from masked_dispatch.tensor.messages import more_elements_than_int64, tangent_stored_otherwise
+from masked_dispatch.tensor.messages import tangent_stored_otherwise
 from masked_dispatch.tensor.other_devices import check_stored_sparsely
-from masked_dispatch.tensor.saved import check_saved, problem_of_sparse, problem_of_stored, problem_of_wrapper
+from masked_dispatch.tensor.saved import check_saved, problem_of_stored, problem_of_wrapper
 from masked_dispatch.tensor.saved_extents import parts_of_extent, saved_extent
 from masked_dispatch.tensor.shared_storage import Stored, StoredPieces
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
@@ -353,15 +353,11 @@ def wrap_sparse(
 def refuse_too_large(sizes: Sequence[int]) -> None:
     """Raise ValueError for sizes with more elements than torch can number, even if it would not store them all."""
     if all(type(size) is int for size in sizes) and math.prod(sizes) >= 2**63:
-        raise ValueError(more_elements_than_int64(tuple(sizes), math.prod(sizes)))
-
-
-def rebuilt_sparse(record: Sparse | Permuted, requires_grad: bool, is_parameter: bool) -> SparseMaskedTensor:
-    """A masked tensor around a record with the flags of a leaf (this checks nothing)."""
-    wrapper = wrap_sparse(record, requires_grad)
-    if is_parameter:
-        wrapper._is_param = True  # type: ignore[attr-defined]
-    return wrapper
+        raise ValueError(
+            f"the result has sizes {tuple(sizes)}, {math.prod(sizes):,} elements, more than int64 can number, and "
+            "torch makes no such tensor, stored sparsely or not: concatenate, repeat or expand less, or keep the parts "
+            "in a list"
+        )
 
 
 @builder("sparse with all parts")
@@ -381,11 +377,8 @@ def rebuild_sparse(
 
     Raises ValueError if the arguments do not form a masked tensor.
     """
-    saved = (values, validity, layout, sizes, pieces, block, requires_grad, is_parameter, order)
-    check_saved(problem_of_sparse(*saved, MaskedTensor))
-    pattern = Pattern(layout_named(layout), sizes, tuple(map(own, pieces)), block)
-    stored = Sparse(Dense(values, own(validity)), pattern)
-    return rebuilt_sparse(stored if order is None else Permuted(stored, order), requires_grad, is_parameter)
+    stored = rebuild_stored(values, validity, layout, sizes, pieces, block)
+    return rebuild_sparse_of(stored, requires_grad, is_parameter, order)
 
 
 @builder("stored")
@@ -400,19 +393,14 @@ def rebuild_stored(
 ) -> StoredPieces:
     """Rebuild the storage, which a file holds once for all tensors that share it."""
     stored = stored_around(values, validity, layout, sizes, pieces, block)
-    return StoredPieces(values, own(validity), stored.pattern.with_pieces(tuple(map(own, pieces))))
+    full = Dense(values, own(validity)).full_validity
+    return StoredPieces(values, full, stored.pattern.with_pieces(tuple(map(own, pieces))))
 
 
-def stored_around(
-    values: Tensor,
-    validity: Tensor | None,
-    layout: str,
-    sizes: tuple[int, ...],
-    pieces: tuple[Tensor, ...],
-    block: tuple[int, int] | None,
-) -> StoredPieces:
+def stored_around(*parts: Any) -> StoredPieces:
     """The same, without copying these tensors."""
-    check_saved(problem_of_stored(values, validity, layout, sizes, pieces, block, MaskedTensor))
+    check_saved(problem_of_stored(*parts, MaskedTensor))
+    values, validity, layout, sizes, pieces, block = parts
     return StoredPieces(values, validity, Pattern(layout_named(layout), sizes, pieces, block))
 
 
@@ -426,7 +414,9 @@ def rebuild_sparse_of(
         check_saved(f"the type of what it stores is {type(stored).__name__}")
     record = Sparse(Dense(stored.values, stored.validity), stored.pattern)
     check_saved(problem_of_wrapper(stored.values, record.ndim, requires_grad, is_parameter, order))
-    tensor = rebuilt_sparse(record if order is None else Permuted(record, order), requires_grad, is_parameter)
+    tensor = wrap_sparse(record if order is None else Permuted(record, order), requires_grad)
+    if is_parameter:
+        tensor._is_param = True  # type: ignore[attr-defined]
     tensor._kept, tensor._extent = stored, saved_extent(tensor, extent, MaskedTensor)
     return tensor
 

@@ -18,12 +18,8 @@ from op_registry.sparse.layout import Layout
 if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
-    _Base = Tensor
-else:
-    _Base = object
 
-
-class Conversions(_Base):
+class Conversions(Tensor):
     """Conversions of a masked tensor between storages."""
 
     def to_layout(

@@ -182,6 +182,19 @@ def rows_of_positions(rank: int, ranks: int) -> None:
     still_works(rank, ranks)
 
 
+@check("rows that share their samples go to different ranks")
+def rows_of_the_same_samples(rank: int, ranks: int) -> None:
+    def of(r: int) -> Any:
+        return missing(r) + torch.arange(4.0).reshape(4, 1, 1, 1)
+
+    found = functional.all_to_all_single(of(rank), [2] * 2, [2] * 2, groups.WORLD)
+    expected = torch.cat([of(r)[2 * rank : 2 * rank + 2] for r in range(ranks)])
+    md.testing.assert_close(found, expected, rtol=0, atol=0, check_extent=True)
+    found = functional.reduce_scatter_tensor(of(rank), "sum", 0, groups.WORLD)
+    expected = md.accumulate(*map(of, range(ranks)))[2 * rank : 2 * rank + 2]
+    md.testing.assert_close(found, expected, rtol=0, atol=0, check_extent=True)
+
+
 @check("ranks that know differently which positions are there")
 def different(rank: int, ranks: int) -> None:
     turned = md.padded(only_padded(0).without_extent().flip(1), dim=1)
