@@ -147,8 +147,7 @@ def summed(c: Bound, plan: Sum) -> AnyStorage:
         product = scaled(multiply(x, own, y, theirs, result), c.named.get("alpha", 1))
     if added is None:
         return product
-    total: AnyStorage = call_broadcast(aten.add.Tensor, scaled(added, c.named.get("beta", 1)), product)
-    return total
+    return call_broadcast(aten.add.Tensor, scaled(added, c.named.get("beta", 1)), product)
 
 
 def sampled_sum(c: Bound) -> Sparse:

@@ -98,8 +98,7 @@ class Pattern:
         def lengths() -> list[int]:
             ends = self.ends()
             assert ends is not None
-            row_lengths: list[int] = ends.diff().tolist()
-            return row_lengths
+            return ends.diff().tolist()
 
         return self.cached("lengths", lengths)
 

@@ -65,8 +65,7 @@ class Segments:
         if not self.remaining:
             return t.sum(0, keepdim=True, dtype=t.dtype)
         if self.ends is not None and t.ndim == 1 and t.is_floating_point() and computed_at_once(t):
-            total: Tensor = _Sum.apply(t, self)
-            return total
+            return _Sum.apply(t, self)
         return t.new_zeros((self.slices, *t.shape[1:])).index_add(0, self.segment_ids, t)
 
     def sum_contiguous(self, t: Tensor) -> Tensor:
@@ -83,8 +82,7 @@ class Segments:
             chunks = self.pattern.cached(
                 ("chunks", self.along, width, t.dtype), lambda: RowChunks(ends, t.shape[0], width, t.dtype)
             )
-            reduced: Tensor = chunks.reduce(t.contiguous(), reduction)
-            return reduced
+            return chunks.reduce(t.contiguous(), reduction)
         torch_name = reduction if reduction == "sum" else reduction[1:]
         initial = IDENTITY[reduction]
         return torch.segment_reduce(t, torch_name, offsets=self.ends, axis=0, unsafe=True, initial=initial)

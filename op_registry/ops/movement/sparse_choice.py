@@ -37,8 +37,7 @@ def where(op: OpOverload, condition: Dense | Sparse, self: Dense | Sparse, other
         return _where_of_sparse(condition, broadcast_to(self, shape), broadcast_to(other, shape))
     if not any(isinstance(r, Dense) and r.data.numel() == math.prod(shape) for r in (condition, self, other)):
         raise NotLowered(f"a dense branch makes a dense result of shape {tuple(shape)}, larger than any dense operand")
-    result: Dense = joins.where.run(condition, to_dense(self), to_dense(other))
-    return result
+    return joins.where.run(condition, to_dense(self), to_dense(other))
 
 
 def _where_of_sparse(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
