@@ -134,6 +134,7 @@ from op_registry.records.dtypes import accumulation_dtype, highest, lowest, on_s
 from op_registry.records.fill import fill_in_place, fill_where_invalid, zeroed
 from op_registry.records.matrices import product_validity, transposed
 from op_registry.records.memory import new_buffer, offset_within_data, validity_in_strides_of_data
+from op_registry.records.regrouped import regrouped
 from op_registry.records.rows import put_rows, take_rows, valid_rows
 from op_registry.records.slices import (
     DenseSlices,
@@ -447,6 +448,7 @@ __all__ = [
     "keeps_dims_in_view",
     "shown",
     "order_of",
+    "regrouped",
     "sparse_dims_first",
     "to_base_order",
     "to_dense",
