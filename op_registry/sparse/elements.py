@@ -19,6 +19,7 @@ from op_registry.sparse.record import (
     NotLowered,
     Sparse,
     coalesce,
+    drop_invalid,
     from_coordinates,
     from_dense,
     to_layout,
@@ -45,10 +46,7 @@ def valid_elements(x: Sparse) -> tuple[Dense, Coordinates]:
     """The valid elements, (n,), and their coordinates in every dimension. Invalid ones remain in a traced graph."""
     flat, coordinates = unpadded_elements(x)
     if not x.dense_sizes:
-        if flat.validity is None or being_traced(flat.data):
-            return flat, coordinates
-        valid = as_bool(as_int8(flat.full_validity)).nonzero()[:, 0]  # type: ignore[arg-type]
-        return Dense(gather(flat.data, (valid,))), tuple(c[valid] for c in coordinates)
+        return drop_invalid(flat, coordinates)
     if being_traced(flat.data):
         raise NotLowered("the number of valid elements in dense dimensions is not known while tracing")
     row, *inner = as_bool(as_int8(full_mask(flat))).nonzero(as_tuple=True)

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
-from op_registry.records.dtypes import on_signed_bits
 from op_registry.records.tracing import being_traced
-from op_registry.records.validity import as_int8
 from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
-from op_registry.sparse.record import NotLowered, Sparse
+from op_registry.sparse.record import NotLowered, Sparse, placed
 from op_registry.sparse.segments import few_of
 
 
@@ -61,11 +58,8 @@ class PaddedRows:
 
     def pad(self, flat: Dense) -> Dense:
         """Values in storage order, (stored, *dense), as padded rows."""
-        shape = (self.slices * self.width, *flat.shape[1:])
-        data = on_signed_bits(lambda bits: bits.new_zeros(shape).index_copy(0, self.slots, bits), flat.data)
-        invalid = torch.zeros(shape, dtype=torch.int8, device=flat.device)
-        validity = invalid.index_copy(0, self.slots, as_int8(full_mask(flat)))
-        return Dense(data, validity).map(lambda t: t.reshape(self.slices, self.width, *flat.shape[1:]))
+        rows = placed(flat, self.slots, self.slices * self.width)
+        return rows.map(lambda t: t.reshape(self.slices, self.width, *flat.shape[1:]))
 
     def unpad(self, rows: Dense) -> Dense:
         """Values of padded rows in storage order."""
