@@ -221,10 +221,12 @@ from op_registry.sparse.permuted import (
     keeps_dims_in_view,
     order_of,
     shown,
+    shown_as,
     sparse_dims_first,
     to_base_order,
     to_dense,
 )
+from op_registry.sparse.permuted_slices import ALONG_BASE_DIM, shown_without
 from op_registry.sparse.record import (
     NotLowered,
     Sparse,
@@ -449,6 +451,8 @@ __all__ = [
     "in_base_order",
     "keeps_dims_in_view",
     "shown",
+    "shown_as",
+    "shown_without",
     "order_of",
     "regrouped",
     "sparse_dims_first",
@@ -461,6 +465,7 @@ __all__ = [
     "raise_error_of_torch",
     "BY_ELEMENTS",
     "BY_EQUATION",
+    "ALONG_BASE_DIM",
     "ON_PERMUTED_VALUES",
     "ON_STORED_ROWS",
     "ON_VALUES",
