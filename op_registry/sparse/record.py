@@ -115,17 +115,14 @@ class Sparse:
 
     def count_over(self, dims: Sequence[int], keepdim: bool = False) -> Tensor:
         """The same over non-negative dimensions, of which there may be none."""
-        flat, coordinates, sparse = self.flat, self.pattern.coordinates(), self.pattern.ndim
+        flat, sparse = self.flat, self.pattern.ndim
         valid = as_int8(full_mask(flat))
         inside = [d - sparse + 1 for d in dims if d >= sparse]
         per_element = valid.sum(inside, dtype=torch.int64, keepdim=True) if inside else valid.to(torch.int64)
         remaining = [d for d in range(sparse) if d not in dims]
-        sizes = [self.pattern.sizes[d] for d in remaining]
-        segment_ids = (
-            ravel([coordinates[d] for d in remaining], sizes) if remaining else torch.zeros_like(coordinates[0])
-        )
-        zeros = per_element.new_zeros((math.prod(sizes), *per_element.shape[1:]))
-        total = zeros.index_add(0, segment_ids, per_element)
+        slices = math.prod(self.pattern.sizes[d] for d in remaining)
+        zeros = per_element.new_zeros((slices, *per_element.shape[1:]))
+        total = zeros.index_add(0, self.pattern.raveled(remaining), per_element)
         keepdim_shape = [1 if d in dims else size for d, size in enumerate(self.shape)]
         shape = keepdim_shape if keepdim else [size for d, size in enumerate(keepdim_shape) if d not in dims]
         return total.reshape(shape)
