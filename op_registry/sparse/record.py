@@ -93,10 +93,11 @@ class Sparse:
         return Sparse(flat.map(self.pattern.fold), self.pattern)
 
     def at(self, coordinates: Coordinates) -> Dense:
-        """The elements at `coordinates`, (n, *dense): invalid where none is stored."""
-        slot, stored = self.pattern.find(coordinates)
-        flat = self.flat_with_sentinel()
-        return flat.take_rows(slot).masked_by(as_int8(stored).reshape(-1, *(1 for _ in range(flat.ndim - 1))))
+        """The elements at `coordinates` in all sparse dimensions or more, (n, …): invalid where none is stored."""
+        sparse = self.pattern.ndim
+        slot, stored = self.pattern.find(coordinates[:sparse])
+        found = self.flat_with_sentinel().map(lambda t: t[(slot, *coordinates[sparse:])])
+        return found.masked_by(as_int8(stored).reshape(-1, *[1] * (found.ndim - 1)))
 
     def flat_with_sentinel(self) -> Dense:
         """`flat`, with an additional element if it may be empty.
