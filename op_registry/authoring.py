@@ -154,6 +154,7 @@ from op_registry.records.matrices import transposed as transposed
 from op_registry.records.memory import new_buffer as new_buffer
 from op_registry.records.memory import offset_within_data as offset_within_data
 from op_registry.records.memory import validity_in_strides_of_data as validity_in_strides_of_data
+from op_registry.records.regrouped import regrouped as regrouped
 from op_registry.records.rows import put_rows as put_rows
 from op_registry.records.rows import take_rows as take_rows
 from op_registry.records.rows import valid_rows as valid_rows
@@ -260,13 +261,17 @@ from op_registry.sparse.permuted import in_base_order as in_base_order
 from op_registry.sparse.permuted import keeps_dims_in_view as keeps_dims_in_view
 from op_registry.sparse.permuted import order_of as order_of
 from op_registry.sparse.permuted import shown as shown
+from op_registry.sparse.permuted import shown_as as shown_as
 from op_registry.sparse.permuted import sparse_dims_first as sparse_dims_first
 from op_registry.sparse.permuted import to_base_order as to_base_order
 from op_registry.sparse.permuted import to_dense as to_dense
+from op_registry.sparse.permuted_slices import ALONG_BASE_DIM as ALONG_BASE_DIM
+from op_registry.sparse.permuted_slices import shown_without as shown_without
 from op_registry.sparse.record import NotLowered as NotLowered
 from op_registry.sparse.record import Sparse as Sparse
 from op_registry.sparse.record import coalesce as coalesce
 from op_registry.sparse.record import concat_values as concat_values
+from op_registry.sparse.record import drop_invalid as drop_invalid
 from op_registry.sparse.record import from_coordinates as from_coordinates
 from op_registry.sparse.record import from_dense as from_dense
 from op_registry.sparse.record import to_layout as to_layout

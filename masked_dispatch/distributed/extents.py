@@ -146,7 +146,7 @@ def split_rows(record: Dense, sizes: Sequence[int]) -> list[Extent | None]:
 
 
 def _parts_of(factor: Factor, sizes: Sequence[int]) -> list[Factor]:
-    if factor.said is None or factor.along[0] is None:  # of a boolean that is the same in all rows, each part has the whole
+    if factor.said is None or factor.along[0] is None:  # a boolean that is the same in all rows is that of each part
         return [factor] * len(sizes)
     rows = factor.there.expand(sum(sizes), *factor.there.shape[1:])
     return [Factor(factor.along, part) for part in rows.split(list(sizes))]

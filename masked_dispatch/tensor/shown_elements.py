@@ -96,13 +96,9 @@ def elements_at(record: AnyRecord, coordinates: Sequence[Tensor]) -> Dense:
     if isinstance(record, Dense):
         data = with_kernels(record.data)
         return Dense(data, record.full_validity).map(lambda t: t[tuple(coordinates)] if coordinates else t)
-    sparse = record.pattern.ndim
-    listed = torch.broadcast_tensors(*coordinates[:sparse])
-    slot, stored = record.pattern.find(tuple(c.reshape(-1) for c in listed))
-    shape = listed[0].shape
-    index = (slot.reshape(shape), *coordinates[sparse:])
-    flat = Sparse(Dense(with_kernels(record.values.data), record.values.validity), record.pattern)
-    return flat.flat_with_sentinel().map(lambda t: t[index]).masked_by(stored.reshape(shape))
+    listed = torch.broadcast_tensors(*coordinates)
+    readable = Sparse(Dense(with_kernels(record.values.data), record.values.validity), record.pattern)
+    return readable.at(tuple(c.reshape(-1) for c in listed)).map(lambda t: t.reshape(listed[0].shape))
 
 
 def base_coordinates(record: Permuted, coordinates: Sequence[Tensor]) -> Coordinates:

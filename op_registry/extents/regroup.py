@@ -21,6 +21,7 @@ from op_registry.extents.factors import (
 )
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dims import known_to_hold
+from op_registry.records.regrouped import Part, regrouped
 from op_registry.records.validity import as_int8
 
 # What is known along each label.
@@ -141,8 +142,6 @@ def _wide(there: Tensor, operand: Sequence[Dimension]) -> list[Label]:
 
 # ------------------------------------------------------------------------------------------------------- other sizes
 
-Part = tuple[int, Along]
-
 
 def reshaped(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Factor:
     """A factor of a tensor of `shape` whose elements get the sizes of `size`, in order."""
@@ -155,50 +154,13 @@ def _splits(along: Along, size: int) -> TypeGuard[Merged]:
     return isinstance(along, Merged) and _same(math.prod(s for s, _ in along.parts), size)
 
 
-def _alongs(parts: Sequence[Part], size: Sequence[int]) -> list[Along]:
-    """What is known of dimensions of these sizes, of parts in the same order."""
-    found: list[Along] = []
-    left = list(parts)
-    n = 0
-    while n < len(size):
-        if _same(size[n], 1) and (not left or not _same(left[0][0], 1)):
-            found.append(None)
-            n += 1
-            continue
-        taken, m = ([left.pop(0)] if left else []), n + 1
-        while not _same(product := math.prod(s for s, _ in taken), wanted := math.prod(size[n:m])):
-            if known_to_hold(product < wanted) and left:
-                taken.append(left.pop(0))
-            elif (halves := _halves(taken, product, wanted)) is not None:
-                taken[-1:], left = halves[:1], [*halves[1:], *left]
-            elif m < len(size):
-                m += 1
-            else:
-                break
-        # What has size 1 belongs to the next dimension of size 1, or else to this one, but positions to no feature.
-        features = m < len(size) and all(along is None for _, along in taken)
-        while left and _same(left[0][0], 1) and not (m < len(size) and _same(size[m], 1)):
-            if features and left[0][1] is not None:
-                break
-            taken.append(left.pop(0))
-        if m == len(size):
-            taken, left = taken + left, []
-        found += _of_group(taken, m - n)
-        n = m
-    return found
+def _alongs(parts: Sequence[Part[Along]], size: Sequence[int]) -> list[Along]:
+    """What is known of dimensions of these sizes, of parts in that order. Those that nothing depends on may divide."""
+    groups = regrouped(parts, size, lambda along: along is None)
+    return [along for taken, dims in groups for along in (_of_group(taken, dims) if taken else [None] * dims)]
 
 
-def _halves(taken: Sequence[Part], product: int, wanted: int) -> list[Part] | None:
-    """The last part in two, the first of which makes the product as large as wanted, if nothing depends on it."""
-    if not taken or taken[-1][1] is not None or not isinstance(product, int) or not isinstance(wanted, int):
-        return None
-    before = product // taken[-1][0] if taken[-1][0] else 0
-    first, rest = divmod(wanted, before) if before else (0, 1)
-    fits = not rest and 0 < first < taken[-1][0] and taken[-1][0] % first == 0
-    return [(first, None), (taken[-1][0] // first, None)] if fits else None
-
-
-def _of_group(parts: Sequence[Part], dims: int) -> list[Along]:
+def _of_group(parts: Sequence[Part[Along]], dims: int) -> list[Along]:
     """What is known of dimensions that have as many elements as these parts."""
     if dims == 1:
         told = [p for p in parts if not (p[1] is None and _same(p[0], 1))] or parts

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8
-from op_registry.sparse.elementwise import align_to, elements_at
+from op_registry.sparse.elements import elements_at
+from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import Layout
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import Permuted, shown

@@ -84,8 +84,7 @@ def derivative(op: OpOverload, *, of: OpOverload, by: Sequence[str] = ("self",),
         def forward(*records: Dense) -> Dense:
             called = forward_arguments | dict(zip(by, records, strict=True))
             result = by_rule(of, *(called[n] for n in names), **{n: called[n] for n in options})
-            first: Dense = result[0] if isinstance(result, tuple) else result
-            return first
+            return result[0] if isinstance(result, tuple) else result
 
         grads = vjp(forward, [forward_arguments[name] for name in by], arguments[op._schema.arguments[0].name])
         return grads if len(op._schema.returns) > 1 else grads[0]

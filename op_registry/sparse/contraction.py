@@ -20,12 +20,10 @@ from op_registry.records.dims import Number, known_to_hold
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.sparse import products
 from op_registry.sparse.compose import call_broadcast
-from op_registry.sparse.elements import valid_elements
-from op_registry.sparse.layout import COO
 from op_registry.sparse.lowering import OnCall
 from op_registry.sparse.plans import planned
 from op_registry.sparse.products import Own
-from op_registry.sparse.record import NotLowered, Sparse, from_coordinates
+from op_registry.sparse.record import NotLowered, Sparse, with_sparse_dims
 
 aten = torch.ops.aten
 
@@ -59,7 +57,7 @@ def by_equation(c: Bound) -> Any:
 
 def by_elements(c: Bound) -> Any:
     """The same after listing the valid elements of dense dimensions one by one."""
-    return by_equation(c.map(without_dense_dims, Sparse))
+    return by_equation(c.map(lambda x: with_sparse_dims(x, x.ndim), Sparse))
 
 
 @planned
@@ -147,8 +145,7 @@ def summed(c: Bound, plan: Sum) -> AnyStorage:
         product = scaled(multiply(x, own, y, theirs, result), c.named.get("alpha", 1))
     if added is None:
         return product
-    total: AnyStorage = call_broadcast(aten.add.Tensor, scaled(added, c.named.get("beta", 1)), product)
-    return total
+    return call_broadcast(aten.add.Tensor, scaled(added, c.named.get("beta", 1)), product)
 
 
 def sampled_sum(c: Bound) -> Sparse:
@@ -190,14 +187,6 @@ def cast(record: AnyStorage, dtype: torch.dtype) -> AnyStorage:
     if isinstance(record, Sparse):
         return record.like(record.values.like(record.values.data.to(dtype)))
     return record.like(record.data.to(dtype))
-
-
-def without_dense_dims(x: Sparse) -> Sparse:
-    """The same elements without dense dimensions: their valid elements are stored one by one."""
-    if not x.dense_sizes:
-        return x
-    flat, coordinates = valid_elements(x)
-    return from_coordinates(COO, coordinates, flat, tuple(x.shape))
 
 
 BY_EQUATION, BY_ELEMENTS = OnCall(by_equation, of_dims=True), OnCall(by_elements, of_dims=True)

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import being_traced
+from op_registry.records.dims import known_to_hold
+from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.coordinates import Coordinates, ravel, unravel
 from op_registry.sparse.gather_scatter import gather
@@ -19,6 +21,7 @@ from op_registry.sparse.record import (
     NotLowered,
     Sparse,
     coalesce,
+    drop_invalid,
     from_coordinates,
     from_dense,
     to_layout,
@@ -28,27 +31,33 @@ from op_registry.sparse.record import (
 
 
 def lookup(x: Dense | Sparse, coordinates: Sequence[Tensor]) -> Dense:
-    """The elements at coordinates given for every dimension: (n,), invalid where none is stored."""
-    if isinstance(x, Dense):
-        if x.ndim == 0:
-            shape = coordinates[0].shape if coordinates else (1,)
-            return x.map(lambda t: t.expand(shape))
-        v = x.full_validity
-        return Dense(gather(x.data, tuple(coordinates)), None if v is None else gather(v, tuple(coordinates)))
-    sparse = x.pattern.ndim
-    slot, stored = x.pattern.find(tuple(coordinates[:sparse]))
-    index = (slot, *coordinates[sparse:])
-    return x.flat_with_sentinel().map(lambda t: t[index]).masked_by(as_int8(stored))
+    """The elements at coordinates in every dimension of a shape that `x` broadcasts to: (n,), invalid where none is
+    stored.
+    """
+    if x.ndim == 0:
+        shape = coordinates[0].shape if coordinates else (1,)
+        return x.map(lambda t: t.expand(shape))
+    return elements_at(x, tuple(coordinates[-x.ndim :]))
+
+
+def elements_at(record: Dense | Sparse, coordinates: Coordinates) -> Dense:
+    """The elements at coordinates in the first dimensions, (n, …): in dimensions of size 1, which broadcast, at 0."""
+    sizes = zip(coordinates, record.shape, strict=False)
+    index = tuple(torch.zeros_like(c) if known_to_hold(size == 1) else c for c, size in sizes)
+    if isinstance(record, Sparse):
+        return record.at(index)
+    validity, data = record.full_validity, record.data
+    # The backward of the gather sums gradients, and sums are never accumulated in half precision.
+    gather_dtype = accumulation_dtype(data.dtype) if gradients_may_flow(data) else data.dtype
+    gathered = gather(data.to(gather_dtype), index).to(data.dtype)
+    return Dense(gathered, None if validity is None else gather(validity, index))
 
 
 def valid_elements(x: Sparse) -> tuple[Dense, Coordinates]:
     """The valid elements, (n,), and their coordinates in every dimension. Invalid ones remain in a traced graph."""
     flat, coordinates = unpadded_elements(x)
     if not x.dense_sizes:
-        if flat.validity is None or being_traced(flat.data):
-            return flat, coordinates
-        valid = as_bool(as_int8(flat.full_validity)).nonzero()[:, 0]  # type: ignore[arg-type]
-        return Dense(gather(flat.data, (valid,))), tuple(c[valid] for c in coordinates)
+        return drop_invalid(flat, coordinates)
     if being_traced(flat.data):
         raise NotLowered("the number of valid elements in dense dimensions is not known while tracing")
     row, *inner = as_bool(as_int8(full_mask(flat))).nonzero(as_tuple=True)

@@ -17,12 +17,9 @@ from torch._ops import OpOverload
 
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import shape_alone
-from op_registry.records.dtypes import accumulation_dtype
-from op_registry.records.tracing import gradients_may_flow
 from op_registry.rule import Rule
 from op_registry.sparse.broadcast import expand_sparse
-from op_registry.sparse.coordinates import Coordinates
-from op_registry.sparse.gather_scatter import gather
+from op_registry.sparse.elements import elements_at
 from op_registry.sparse.lowering import ForRule
 from op_registry.sparse.permuted import in_base_order
 from op_registry.sparse.record import NotLowered, Sparse, to_dense
@@ -103,16 +100,3 @@ def align_to(record: Dense | Sparse, lead: Sparse) -> Dense:
     if len(coordinates) != sparse:
         raise NotLowered(f"a dense operand of shape {tuple(record.shape)} has more dimensions than the sparse one")
     return elements_at(record, coordinates).map(pattern.fold)
-
-
-def elements_at(record: Dense | Sparse, coordinates: Coordinates) -> Dense:
-    """The elements at coordinates in the first dimensions, (n, …): in dimensions of size 1, which broadcast, at 0."""
-    sizes = zip(coordinates, record.shape, strict=False)
-    index = tuple(c if size != 1 else torch.zeros_like(c) for c, size in sizes)
-    if isinstance(record, Sparse):
-        return record.at(index)
-    validity, data = record.full_validity, record.data
-    # The backward of the gather sums gradients, and sums are never accumulated in half precision.
-    gather_dtype = accumulation_dtype(data.dtype) if gradients_may_flow(data) else data.dtype
-    gathered = gather(data.to(gather_dtype), index).to(data.dtype)
-    return Dense(gathered, None if validity is None else gather(validity, index))

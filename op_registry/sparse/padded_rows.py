@@ -8,14 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
-from op_registry.records.dtypes import on_signed_bits
 from op_registry.records.tracing import being_traced
-from op_registry.records.validity import as_int8
-from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
-from op_registry.sparse.record import NotLowered, Sparse
-from op_registry.sparse.segments import few_of
+from op_registry.sparse.coordinates import ravel
+from op_registry.sparse.record import NotLowered, Sparse, placed
+from op_registry.sparse.segments import Segments
 
 
 class PaddedRows:
@@ -32,28 +29,15 @@ class PaddedRows:
         pattern = x.pattern
         if being_traced(pattern.pieces[0]):
             raise NotLowered("the length of the longest slice is not known while tracing")
-        coordinates = pattern.coordinates()
-        self.remaining = tuple(d for d in range(pattern.ndim) if d not in along)
-        self.sizes = tuple(pattern.sizes[d] for d in self.remaining)
-        self.slices = math.prod(self.sizes)
-        stored = pattern.stored
-        if self.remaining:
-            row = ravel([coordinates[d] for d in self.remaining], self.sizes)
-        else:
-            row = torch.zeros(stored, dtype=torch.int64, device=x.device)
-        # The slice of each row, if not every slice has one.
-        self._slice_of_row: Tensor | None = None
-        if occupied and few_of(self.slices, pattern):
-            self._slice_of_row, row = unique_keys(row, self.slices)
-            self.slices = self._slice_of_row.shape[0]
-        position_in_slice = ravel([coordinates[d] for d in along], [pattern.sizes[d] for d in along])
+        self.over = over = Segments(x, along, occupied=occupied)
+        self.slices, row = over.slices, over.segment_ids
+        position_in_slice = pattern.raveled(along)
         extents = [self.slices, math.prod(pattern.sizes[d] for d in along)]
         order = ravel([row, position_in_slice], extents).argsort()
         sorted_row = row[order]
-        counts = torch.zeros(self.slices, dtype=torch.int64, device=x.device)
-        counts = counts.scatter_add(0, row, torch.ones_like(row))
+        counts = over.stored_counts
         starts = counts.cumsum(0) - counts
-        column = torch.arange(stored, device=x.device) - starts[sorted_row]
+        column = torch.arange(pattern.stored, device=x.device) - starts[sorted_row]
         self.width = max(int(counts.max()) if self.slices else 0, at_least)
         # Where each stored element lies in the flattened rows.
         self.slots = torch.empty_like(row).index_copy(0, order, sorted_row * self.width + column)
@@ -61,19 +45,12 @@ class PaddedRows:
 
     def pad(self, flat: Dense) -> Dense:
         """Values in storage order, (stored, *dense), as padded rows."""
-        shape = (self.slices * self.width, *flat.shape[1:])
-        data = on_signed_bits(lambda bits: bits.new_zeros(shape).index_copy(0, self.slots, bits), flat.data)
-        invalid = torch.zeros(shape, dtype=torch.int8, device=flat.device)
-        validity = invalid.index_copy(0, self.slots, as_int8(full_mask(flat)))
-        return Dense(data, validity).map(lambda t: t.reshape(self.slices, self.width, *flat.shape[1:]))
+        rows = placed(flat, self.slots, self.slices * self.width)
+        return rows.map(lambda t: t.reshape(self.slices, self.width, *flat.shape[1:]))
 
     def unpad(self, rows: Dense) -> Dense:
         """Values of padded rows in storage order."""
         return rows.map(lambda t: t.reshape(-1, *t.shape[2:])[self.slots])
-
-    def slice_of(self, row: Tensor) -> Coordinates:
-        """The coordinates, in the remaining sparse dimensions, of the slices that rows stand for."""
-        return unravel(row if self._slice_of_row is None else self._slice_of_row[row], self.sizes)
 
     def positions_in_slice(self) -> Tensor:
         """The position of each element within the original slice, (slices, width); 0 in the padding."""

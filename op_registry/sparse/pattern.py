@@ -98,8 +98,7 @@ class Pattern:
         def lengths() -> list[int]:
             ends = self.ends()
             assert ends is not None
-            row_lengths: list[int] = ends.diff().tolist()
-            return row_lengths
+            return ends.diff().tolist()
 
         return self.cached("lengths", lengths)
 
@@ -116,6 +115,13 @@ class Pattern:
     def positions(self) -> Tensor:
         """The position of every stored element in the flattened sparse dimensions, int64 of shape (stored,)."""
         return self.cached("positions", self._element_positions)
+
+    def raveled(self, dims: Sequence[int]) -> Tensor:
+        """The position of every stored element in some sparse dimensions, flattened; 0 if there are none."""
+        coordinates = self.coordinates()
+        if not dims:
+            return torch.zeros_like(coordinates[0])
+        return ravel([coordinates[d] for d in dims], [self.sizes[d] for d in dims])
 
     def viewed(self, sizes: Sequence[int], layout: Layout) -> Pattern:
         """The pattern of a view with other sizes; the same object each time, so that `same_as` recognises it."""

@@ -28,6 +28,7 @@ from torch._ops import OpOverload
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Dims, with_leading_dims, wrap_dims
+from op_registry.sparse.broadcast import with_coordinates
 from op_registry.sparse.coordinates import ravel
 from op_registry.sparse.layout import COO
 from op_registry.sparse.pattern import Pattern, pattern_of
@@ -235,12 +236,35 @@ def first_permuted(values: Sequence[Any]) -> Permuted:
     return permuted[0]
 
 
-# ------------------------------------------------------------------------------------------- sparse dimensions first
+# ------------------------------------------------------------------------------------------------ order of dimensions
 
 
 def keeps_dims_in_view(pattern: Pattern) -> bool:
     """Whether views may show the sparse dimensions of a pattern in another order, or merged: so of packed batches."""
     return pattern.layout.of_sequences and pattern.ndim == 2
+
+
+def shown_as(x: Sparse, groups: Sequence[Sequence[int]]) -> Sparse | Permuted:
+    """`x` with its dimensions in the order of `groups`, the dimensions of a group merged into one."""
+    sparse = x.pattern.ndim
+    listed = [d for group in groups for d in group]
+    dense = [d for d in listed if d >= sparse]
+    if dense != sorted(dense):
+        inner = [*range(x.pattern.lead), *(d - sparse + x.pattern.lead for d in dense)]
+        x = x.like(x.values.map(lambda t: t.permute(inner)))
+        new = {d: sparse + n for n, d in enumerate(dense)} | {d: d for d in range(sparse)}
+        groups, listed = [[new[d] for d in group] for group in groups], [new[d] for d in listed]
+    merged = len(groups) < len(listed)
+    if listed == list(range(x.ndim)) and not merged:
+        return x
+    if merged or set(listed[:sparse]) != set(range(sparse)) or keeps_dims_in_view(x.pattern):
+        return Permuted(x, order_of(groups))
+    flat, coordinates = unpadded_elements(x)
+    order = listed[:sparse]
+    return with_coordinates(x, [coordinates[d] for d in order], flat, [x.pattern.sizes[d] for d in order])
+
+
+# ------------------------------------------------------------------------------------------- sparse dimensions first
 
 
 def sparse_dims_first(x: Permuted) -> Sparse:

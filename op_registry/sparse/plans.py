@@ -49,8 +49,7 @@ def planned(make: Callable[[Bound, Labels | None], Plan]) -> Callable[[Bound], P
                 _PLANS[key] = plan
         if type(plan) is str:
             raise NotLowered(plan)
-        kept: Plan = plan
-        return kept
+        return plan
 
     return plan_of
 

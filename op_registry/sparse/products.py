@@ -21,7 +21,7 @@ from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8, intersect
-from op_registry.sparse.coordinates import Coordinates, ravel, unravel
+from op_registry.sparse.coordinates import unravel
 from op_registry.sparse.record import NotLowered, Sparse, coalesce
 from op_registry.sparse.segments import Segments
 from op_registry.sparse.spmm import RowColumn, sddmm, spmm
@@ -81,18 +81,11 @@ def _in_order(x: Sparse, rows: tuple[int, ...]) -> bool:
 
 def _row_column(x: Sparse, rows: tuple[int, ...], columns: tuple[int, ...]) -> RowColumn:
     pattern, in_order = x.pattern, _in_order(x, rows)
-    row, column = (raveled(pattern.coordinates(), pattern.sizes, dims) for dims in (rows, columns))
+    row, column = (pattern.raveled(dims) for dims in (rows, columns))
     ends = pattern.ends() if in_order else None
     ends = ends if ends is None or ends.dtype is torch.int64 else ends.to(torch.int64)
     numbers = (math.prod(pattern.sizes[d] for d in dims) for dims in (rows, columns))
     return RowColumn(row, column, *numbers, in_order=in_order, ends=ends)
-
-
-def raveled(coordinates: Coordinates, sizes: Sequence[int], dims: Sequence[int]) -> Tensor:
-    """The position of each element in these dimensions, flattened; 0 if there are none."""
-    if not dims:
-        return torch.zeros_like(coordinates[0])
-    return ravel([coordinates[d] for d in dims], [sizes[d] for d in dims])
 
 
 def matrix_of(x: Dense, rows: tuple[int, ...], columns: tuple[int, ...]) -> Dense:

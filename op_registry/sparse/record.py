@@ -19,13 +19,14 @@ from op_registry.records.accumulate import accumulate, dtype_of_sum
 from op_registry.records.broadcast import aligned_validity, full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, wrap_dims
-from op_registry.records.dtypes import SIGNED, on_signed_bits
+from op_registry.records.dtypes import on_signed_bits
 from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.coalesce import merge_duplicates, sums_of_rows
 from op_registry.sparse.convert import BITS, in_chunks, sorted_order, to_block_grid
 from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
-from op_registry.sparse.layout import COO, Layout, grid_of
+from op_registry.sparse.gather_scatter import gather
+from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.pattern import Pattern, pattern_of
 
 if TYPE_CHECKING:
@@ -92,10 +93,11 @@ class Sparse:
         return Sparse(flat.map(self.pattern.fold), self.pattern)
 
     def at(self, coordinates: Coordinates) -> Dense:
-        """The elements at `coordinates`, (n, *dense): invalid where none is stored."""
-        slot, stored = self.pattern.find(coordinates)
-        flat = self.flat_with_sentinel()
-        return flat.take_rows(slot).masked_by(as_int8(stored).reshape(-1, *(1 for _ in range(flat.ndim - 1))))
+        """The elements at `coordinates` in all sparse dimensions or more, (n, …): invalid where none is stored."""
+        sparse = self.pattern.ndim
+        slot, stored = self.pattern.find(coordinates[:sparse])
+        found = self.flat_with_sentinel().map(lambda t: t[(slot, *coordinates[sparse:])])
+        return found.masked_by(as_int8(stored).reshape(-1, *[1] * (found.ndim - 1)))
 
     def flat_with_sentinel(self) -> Dense:
         """`flat`, with an additional element if it may be empty.
@@ -114,17 +116,14 @@ class Sparse:
 
     def count_over(self, dims: Sequence[int], keepdim: bool = False) -> Tensor:
         """The same over non-negative dimensions, of which there may be none."""
-        flat, coordinates, sparse = self.flat, self.pattern.coordinates(), self.pattern.ndim
+        flat, sparse = self.flat, self.pattern.ndim
         valid = as_int8(full_mask(flat))
         inside = [d - sparse + 1 for d in dims if d >= sparse]
         per_element = valid.sum(inside, dtype=torch.int64, keepdim=True) if inside else valid.to(torch.int64)
         remaining = [d for d in range(sparse) if d not in dims]
-        sizes = [self.pattern.sizes[d] for d in remaining]
-        segment_ids = (
-            ravel([coordinates[d] for d in remaining], sizes) if remaining else torch.zeros_like(coordinates[0])
-        )
-        zeros = per_element.new_zeros((math.prod(sizes), *per_element.shape[1:]))
-        total = zeros.index_add(0, segment_ids, per_element)
+        slices = math.prod(self.pattern.sizes[d] for d in remaining)
+        zeros = per_element.new_zeros((slices, *per_element.shape[1:]))
+        total = zeros.index_add(0, self.pattern.raveled(remaining), per_element)
         keepdim_shape = [1 if d in dims else size for d, size in enumerate(self.shape)]
         shape = keepdim_shape if keepdim else [size for d, size in enumerate(keepdim_shape) if d not in dims]
         return total.reshape(shape)
@@ -143,11 +142,7 @@ def to_dense(x: Sparse) -> Dense:
         watching(x)
     _check_that_memory_has_room(x)
     position, values = x.pattern.listed_positions(), x.values
-    writable = _writable_dtype(x.dtype)
-    if writable is not None:
-        data = _scatter_listed(x.pattern, position, values.data.view(writable)).view(x.dtype)
-    else:
-        data = _scatter_listed(x.pattern, position, values.data)
+    data = _as_bits(lambda bits: _scatter_listed(x.pattern, position, bits), values.data)
     if values.validity is not None:
         return Dense(data, _scatter_listed(x.pattern, position, as_int8(full_mask(values))), x.extent)
     # All stored values are valid: one validity per element is enough, broadcast over the dense dimensions.
@@ -166,9 +161,22 @@ def _check_that_memory_has_room(x: Sparse) -> None:
         )
 
 
-def _writable_dtype(dtype: torch.dtype) -> torch.dtype | None:
-    """A dtype of the same width as which to write single elements, if torch's kernels do not support `dtype`."""
-    return torch.int8 if dtype.is_floating_point and dtype.itemsize == 1 else SIGNED.get(dtype)
+def _as_bits(move: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`move(x)`, where `move` writes single elements: as integers, if torch's kernels do not support the dtype of `x`.
+
+    Moves alone: sums of float8 would be wrong.
+    """
+    is_float8 = x.dtype.is_floating_point and x.dtype.itemsize == 1
+    return move(x.view(torch.int8)).view(x.dtype) if is_float8 else on_signed_bits(move, x)
+
+
+def placed(flat: Dense, slots: Tensor, size: int) -> Dense:
+    """Elements (n, *dense) at distinct `slots` among `size`; zeros elsewhere, which are invalid."""
+
+    def place(t: Tensor) -> Tensor:
+        return t.new_zeros((size, *t.shape[1:])).index_copy(0, slots, t)
+
+    return Dense(_as_bits(place, flat.data), place(as_int8(full_mask(flat))))
 
 
 def _scatter_listed(pattern: Pattern, position: Tensor, values: Tensor) -> Tensor:
@@ -202,18 +210,16 @@ def from_dense(
     if in_chunks(x):
         pattern, data, inner_validity = sparse_parts(x, layout, dims, block)
         return Sparse(Dense(data, inner_validity), pattern)
-    validity = x.full_validity
-    valid = as_int8(torch.ones_like(x.data, dtype=torch.int8) if validity is None else validity)
-    any_valid = _any_of_element(valid, dims)
-    if block is not None:
-        return _from_dense_in_blocks(x, valid, any_valid, layout, block)
-    coordinates, pieces = layout.from_mask(any_valid)
-    inner_validity = valid[coordinates] if dims < x.ndim and validity is not None else None
-    return Sparse(Dense(x.data[coordinates], inner_validity), Pattern(layout, any_valid.shape, pieces))
+    listed = x if block is None else x.map(lambda t: to_block_grid(t, dims, block))
+    validity = listed.full_validity
+    valid = as_int8(torch.ones_like(listed.data, dtype=torch.int8) if validity is None else validity)
+    coordinates, pieces = layout.from_mask(_any_of_element(valid, dims))
+    inner_validity = valid[coordinates] if dims < listed.ndim and validity is not None else None
+    return Sparse(Dense(listed.data[coordinates], inner_validity), Pattern(layout, x.shape[:dims], pieces, block))
 
 
 def _any_of_element(valid: Tensor, dims: int) -> Tensor:
-    """An int8 mask of elements with a valid value: the maximum over the dense dimensions, those from `dims`."""
+    """An int8 mask of elements, or blocks, with a valid value: the maximum over the dimensions from `dims`."""
     if dims == valid.ndim:
         return valid
     return valid.flatten(dims).amax(-1) if valid.numel() else valid.new_zeros(valid.shape[:dims])
@@ -261,19 +267,6 @@ def _from_whole_elements(x: Dense, validity: Tensor | None, layout: Layout, dims
     return Sparse(Dense(moved), pattern_of(layout, coordinates, sizes))
 
 
-def _from_dense_in_blocks(x: Dense, valid: Tensor, any_valid: Tensor, layout: Layout, block: tuple[int, int]) -> Sparse:
-    sizes, dims = tuple(any_valid.shape), any_valid.ndim
-    grid = grid_of(sizes, block)
-    if any_valid.numel():
-        stored = to_block_grid(any_valid, dims, block).flatten(-2).amax(-1)
-    else:
-        stored = any_valid.new_zeros(grid)
-    coordinates, pieces = layout.from_mask(stored)
-    validity = None if x.validity is None else to_block_grid(valid, dims, block)[coordinates]
-    values = Dense(to_block_grid(x.data, dims, block)[coordinates], validity)
-    return Sparse(values, Pattern(layout, sizes, pieces, block))
-
-
 # ---------------------------------------------------------------------------------------- other layouts and dimensions
 
 
@@ -316,7 +309,8 @@ def with_sparse_dims(x: Sparse, dims: int) -> Sparse:
         any_valid = valid.flatten(1 + additional).any(-1) if valid.ndim > 1 + additional else valid
         index = any_valid.nonzero(as_tuple=True)
         all_coordinates = (*(c[index[0]] for c in coordinates), *index[1:])
-        return from_coordinates(COO, all_coordinates, flat.map(lambda t: t[index]), sizes)
+        values = flat.map(lambda t: t[index])
+        return from_coordinates(COO, all_coordinates, Dense(values.data) if dims == x.ndim else values, sizes)
     unique, inverse = unique_keys(ravel(coordinates[:dims], sizes), math.prod(sizes))
     index = (inverse, *coordinates[dims:])
     shape = (unique.shape[0], *x.shape[dims:])
@@ -332,16 +326,16 @@ def unpadded_elements(x: Sparse) -> tuple[Dense, Coordinates]:
     traced graph keeps them, since it would have to guard on their number.
     """
     flat, coordinates = x.flat, x.pattern.coordinates()
-    return (flat, coordinates) if x.pattern.layout.exact else _drop_invalid(flat, coordinates)
+    return (flat, coordinates) if x.pattern.layout.exact else drop_invalid(flat, coordinates)
 
 
-def _drop_invalid(values: Dense, coordinates: Coordinates) -> tuple[Dense, Coordinates]:
+def drop_invalid(values: Dense, coordinates: Sequence[Tensor]) -> tuple[Dense, Coordinates]:
     """The elements with a valid value, and their coordinates; all elements while tracing."""
     if values.validity is None or being_traced(values.data):
-        return values, coordinates
+        return values, tuple(coordinates)
     valid = as_bool(as_int8(values.full_validity))  # type: ignore[arg-type]
     index = (valid.flatten(1).any(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
-    remaining = Dense(values.data[index]) if values.ndim == 1 else values.take_rows(index)
+    remaining = Dense(gather(values.data, (index,))) if values.ndim == 1 else values.take_rows(index)
     return remaining, tuple(c[index] for c in coordinates)
 
 
@@ -353,7 +347,7 @@ def without_invalid(x: Sparse) -> Sparse:
     pattern = x.pattern
     if x.values.validity is None or being_traced(x.values.data) or not (pattern.layout.exact or pattern.layout.blocks):
         return x
-    values, coordinates = _drop_invalid(x.values, tuple(c.to(torch.int64) for c in pattern.listed_coordinates()))
+    values, coordinates = drop_invalid(x.values, tuple(c.to(torch.int64) for c in pattern.listed_coordinates()))
     if values.shape[0] == x.values.shape[0]:
         return Sparse(values, pattern)
     pieces = pattern.layout.pieces_of(coordinates, pattern.listed_sizes(), pattern.pieces[0].dtype)
@@ -368,15 +362,7 @@ def _to_inexact(x: Sparse, layout: Layout, block: tuple[int, int] | None) -> Spa
     flat, coordinates = unpadded_elements(x)
     pieces, slots = layout.cover(coordinates, sizes, block)
     pattern = Pattern(layout, sizes, pieces, block)
-    shape = (pattern.stored, *x.dense_sizes)
-    writable = _writable_dtype(x.dtype)
-    source = flat.data if writable is None else flat.data.view(writable)
-    data = source.new_zeros(shape).index_copy(0, slots, source)
-    data = data if writable is None else data.view(x.dtype)
-    invalid = torch.zeros(shape, dtype=torch.int8, device=x.device)
-    validity = invalid.index_copy(0, slots, as_int8(full_mask(flat)))
-    lead = (pieces[-1].shape[-1], *(block or ()))
-    return Sparse(Dense(data, validity).map(lambda t: t.reshape(*lead, *x.dense_sizes)), pattern)
+    return Sparse(placed(flat, slots, pattern.stored).map(pattern.fold), pattern)
 
 
 # ------------------------------------------------------------------------------------------ records from coordinates

@@ -22,7 +22,7 @@ from op_registry.records.own_function import OwnFunction
 from op_registry.records.slices import Extremum
 from op_registry.records.tracing import being_traced, computed_at_once
 from op_registry.records.validity import as_bool, as_int8
-from op_registry.sparse.coordinates import ravel, unique_keys
+from op_registry.sparse.coordinates import Coordinates, unique_keys, unravel
 from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.record import NotLowered, Sparse
 from op_registry.sparse.segment_kernels import IDENTITY, WIDTH, Reduction, RowChunks, is_worthwhile
@@ -53,10 +53,13 @@ class Segments:
         self.remaining = tuple(d for d in range(self.pattern.ndim) if d not in along)
         self.sizes = tuple(self.pattern.sizes[d] for d in self.remaining)
         self.slices = math.prod(self.sizes)
-        # Layouts that list rows have memory for each row in any case, and sums by row that rely on it.
-        self.occupied = occupied and few_of(self.slices, self.pattern) and self._ends() is None
+        self.occupied = occupied and few_of(self.slices, self.pattern)
         if self.occupied:
-            self.slices = self._occupied_slices()[0].shape[0]
+            # The slices that store something, ascending, and the position among them of that of every stored element.
+            self._occupied: tuple[Tensor, Tensor] = self.pattern.cached(
+                ("occupied_slices", self.along), lambda: unique_keys(self.pattern.raveled(self.remaining), self.slices)
+            )
+            self.slices = self._occupied[0].shape[0]
 
     def sum(self, t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Σ over each slice, in the dtype of `t` or in another one."""
@@ -65,8 +68,7 @@ class Segments:
         if not self.remaining:
             return t.sum(0, keepdim=True, dtype=t.dtype)
         if self.ends is not None and t.ndim == 1 and t.is_floating_point() and computed_at_once(t):
-            total: Tensor = _Sum.apply(t, self)
-            return total
+            return _Sum.apply(t, self)
         return t.new_zeros((self.slices, *t.shape[1:])).index_add(0, self.segment_ids, t)
 
     def sum_contiguous(self, t: Tensor) -> Tensor:
@@ -83,8 +85,7 @@ class Segments:
             chunks = self.pattern.cached(
                 ("chunks", self.along, width, t.dtype), lambda: RowChunks(ends, t.shape[0], width, t.dtype)
             )
-            reduced: Tensor = chunks.reduce(t.contiguous(), reduction)
-            return reduced
+            return chunks.reduce(t.contiguous(), reduction)
         torch_name = reduction if reduction == "sum" else reduction[1:]
         initial = IDENTITY[reduction]
         return torch.segment_reduce(t, torch_name, offsets=self.ends, axis=0, unsafe=True, initial=initial)
@@ -131,8 +132,12 @@ class Segments:
     def segment_ids(self) -> Tensor:
         """The slice of every stored element, int64."""
         if self.occupied:
-            return self._occupied_slices()[1]
-        return self.pattern.cached(("segment_ids", self.along), self._segment_ids)
+            return self._occupied[1]
+        return self.pattern.cached(("segment_ids", self.along), lambda: self.pattern.raveled(self.remaining))
+
+    def slice_of(self, numbers: Tensor) -> Coordinates:
+        """The coordinates of slices, given by number, in the remaining sparse dimensions."""
+        return unravel(self._occupied[0][numbers] if self.occupied else numbers, self.sizes)
 
     @property
     def stored_counts(self) -> Tensor:
@@ -142,24 +147,9 @@ class Segments:
     @property
     def ends(self) -> Tensor | None:
         """Where slices start and end, (slices + 1,), if they are contiguous in storage; else None."""
-        return None if self.occupied else self._ends()
-
-    def _ends(self) -> Tensor | None:
         pattern, inner_dim = self.pattern, self.pattern.layout.inner_dim
-        in_order = inner_dim == -1 or pattern.ndim == 2
+        in_order = not self.occupied and (inner_dim == -1 or pattern.ndim == 2)
         return pattern.ends() if self.along == (pattern.ndim + inner_dim,) and in_order else None
-
-    def _segment_ids(self) -> Tensor:
-        coordinates = self.pattern.coordinates()
-        if not self.remaining:
-            return torch.zeros_like(coordinates[0])
-        return ravel([coordinates[d] for d in self.remaining], self.sizes)
-
-    def _occupied_slices(self) -> tuple[Tensor, Tensor]:
-        """The slices that store something, ascending, and the position among them of that of every stored element."""
-        return self.pattern.cached(
-            ("occupied_slices", self.along), lambda: unique_keys(self._segment_ids(), math.prod(self.sizes))
-        )
 
     def _stored_counts(self) -> Tensor:
         if self.ends is not None:

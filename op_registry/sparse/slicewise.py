@@ -219,7 +219,10 @@ def by_segments(body: Body) -> OnCall:
         given, options = for_body(op, dims, args, kwargs)
         parameters = [at_elements(p, x) for p in given]
         of_elements = [dims.is_of_elements(op, n) for n in range(len(op._schema.returns))]
-        over = Segments(x, call.along, call.inside(1), occupied=all(of_elements))
+        over = Segments(x, call.along, call.inside(1))
+        # Layouts that list rows have memory for each row in any case, and sums by row that rely on it.
+        if all(of_elements) and over.ends is None:
+            over = Segments(x, call.along, call.inside(1), occupied=True)
         validity = valid_in_all(flat, *parameters)
 
         def shown(n: int, values: Tensor) -> Dense | Sparse:
@@ -305,7 +308,7 @@ def _to_sparse(r: Dense, rows: PaddedRows, call: SliceCall) -> Sparse:
         row, column = rows.slots // rows.width, rows.slots % rows.width
         slots = (row * width + column)[column < width]
     column = slots % width
-    others = iter(rows.slice_of(slots // width))
+    others = iter(rows.over.slice_of(slots // width))
     coordinates = tuple(column if d == along[0] else next(others) for d in range(x.pattern.ndim))
     sizes = list(x.pattern.sizes)
     if call.number is not None:

@@ -78,8 +78,7 @@ def spmm(values: Tensor, dense: Tensor, coordinates: RowColumn) -> Tensor:
         terms = values.to(sum_dtype).unsqueeze(1) * dense.to(sum_dtype).index_select(0, coordinates.column)
         total = terms.new_zeros((coordinates.rows, dense.shape[1])).index_add(0, coordinates.row, terms)
         return total.to(values.dtype)
-    result: Tensor = _Spmm.apply(values, dense, coordinates)
-    return result
+    return _Spmm.apply(values, dense, coordinates)
 
 
 def sddmm(left: Tensor, right: Tensor, coordinates: RowColumn) -> Tensor:
@@ -89,8 +88,7 @@ def sddmm(left: Tensor, right: Tensor, coordinates: RowColumn) -> Tensor:
         rows = left.to(sum_dtype).index_select(0, coordinates.row)
         terms = rows * right.to(sum_dtype).index_select(0, coordinates.column)
         return terms.sum(1).to(left.dtype)
-    result: Tensor = _Sddmm.apply(left, right, coordinates)
-    return result
+    return _Sddmm.apply(left, right, coordinates)
 
 
 def _has_kernel(*factors: Tensor) -> bool:
@@ -121,10 +119,9 @@ class _Spmm(OwnFunction):
         order, columns, ends = coordinates.by_row()
         # A weighted sum of embeddings is a product with a sparse matrix, and twice as fast as torch's own product.
         weights = values if order is None else values[order]
-        result: Tensor = aten._embedding_bag_forward_only(
+        return aten._embedding_bag_forward_only(
             dense.contiguous(), columns, ends, False, 0, False, weights.contiguous(), True
         )[0]
-        return result
 
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -148,10 +145,9 @@ class _Sddmm(OwnFunction):
         if 0 in (stored, coordinates.rows, coordinates.columns, left.shape[1]):
             return left.new_zeros(stored)
         # The gradient of the weighted sum of embeddings with respect to its weights; elements may be in any order.
-        result: Tensor = aten._embedding_bag_per_sample_weights_backward(
+        return aten._embedding_bag_per_sample_weights_backward(
             left.contiguous(), right.contiguous(), coordinates.column, coordinates.column[:1], coordinates.row, 0
         )
-        return result
 
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

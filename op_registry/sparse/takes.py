@@ -186,5 +186,4 @@ def _each(value: Any) -> list[Any]:
 
 def _stored(record: Any) -> torch.Tensor:
     base = record.base if isinstance(record, Permuted) else record
-    data: torch.Tensor = base.values.data if isinstance(base, Sparse) else base.data
-    return data
+    return base.values.data if isinstance(base, Sparse) else base.data

@@ -8,5 +8,4 @@ from op_registry.authoring import Bound, Sparse, on_call
 @on_call(sparse="indices", dense="weight")
 def embedding_of_rows(c: Bound) -> Sparse:
     """A row of the weight for each stored index."""
-    rows: Sparse = c.indices.like(c.run_with({"indices": c.indices.values}))
-    return rows
+    return c.indices.like(c.run_with({"indices": c.indices.values}))

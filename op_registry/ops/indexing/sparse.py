@@ -173,16 +173,7 @@ def embedding_of_sparse(c: Bound) -> Any:
 def masked_select(c: Bound) -> Dense:
     x, mask = c.self, c.mask
     aten.masked_select(as_tensor_of((), x), as_tensor_of((), mask, mask.dtype))  # raises torch's error for its dtype
-    shape = torch.broadcast_shapes(x.shape, mask.shape)
-    coordinates = true_coordinates(mask, shape)
-    if isinstance(x, Dense) and x.ndim == 0:
-        return x.map(lambda t: t.expand(coordinates[0].shape[0]))
-    if tuple(x.shape) != tuple(shape):
-        new_dims = len(shape) - x.ndim
-        coordinates = tuple(
-            torch.zeros_like(c) if size == 1 else c for c, size in zip(coordinates[new_dims:], x.shape, strict=True)
-        )
-    return lookup(x, coordinates)
+    return lookup(x, true_coordinates(mask, torch.broadcast_shapes(x.shape, mask.shape)))
 
 
 def true_coordinates(mask: Dense | Sparse, shape: Sequence[int]) -> Coordinates:

@@ -23,6 +23,7 @@ from op_registry.authoring import (
     as_int8,
     broadcast_to,
     concat_values,
+    drop_invalid,
     from_elements,
     full_mask,
     grid_coordinates,
@@ -64,10 +65,7 @@ def replaced(x: Sparse, overwritten: Tensor, flat: Dense, coordinates: Coordinat
     offsets = ravel(own_coordinates, x.shape)
     bounded = torch.cat([overwritten, overwritten.new_full((1,), torch.iinfo(torch.int64).max)])
     kept = (bounded[torch.searchsorted(bounded, offsets)] != offsets).nonzero()[:, 0]
-    values, new_coordinates = joined(own, own_coordinates, kept, flat, coordinates)
-    if values.validity is not None:
-        valid = as_bool(as_int8(values.full_validity)).nonzero()[:, 0]  # type: ignore[arg-type]
-        values, new_coordinates = Dense(values.data[valid]), [c[valid] for c in new_coordinates]
+    values, new_coordinates = drop_invalid(*joined(own, own_coordinates, kept, flat, coordinates))
     return from_elements(x, values, new_coordinates, x.shape)
 
 

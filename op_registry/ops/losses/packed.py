@@ -59,8 +59,7 @@ def _with_invalid_row(records: T, lead: Sparse) -> T:
         nothing = torch.zeros([1] * row.ndim, dtype=torch.int8, device=row.device)
         return concatenated([record, Dense(row, nothing)], 0)
 
-    padded: T = map_tensors(appended, records, Dense)
-    return padded
+    return map_tensors(appended, records, Dense)
 
 
 def _as_loss(result: Dense, lead: Sparse) -> Dense | Sparse:

@@ -32,11 +32,11 @@ from op_registry.authoring import (
     lowers,
     map_dense_dim,
     one_element_but_along,
-    order_of,
     ravel,
     repeat_sparse,
     shape_alone,
     shown,
+    shown_as,
     sparse_dims_first,
     to_base_order,
     unpadded_elements,
@@ -75,26 +75,6 @@ def in_order_of(x: Sparse | Permuted, order: Sequence[int]) -> Sparse | Permuted
     """`x` with its dimensions permuted; none of `order` is negative."""
     base, groups = shown(x)
     return shown_as(base, [groups[d] for d in order])
-
-
-def shown_as(x: Sparse, groups: Sequence[Sequence[int]]) -> Sparse | Permuted:
-    """`x` with its dimensions in the order of `groups`, the dimensions of a group merged into one."""
-    sparse = x.pattern.ndim
-    listed = [d for group in groups for d in group]
-    dense = [d for d in listed if d >= sparse]
-    if dense != sorted(dense):
-        inner = [*range(x.pattern.lead), *(d - sparse + x.pattern.lead for d in dense)]
-        x = x.like(x.values.map(lambda t: t.permute(inner)))
-        new = {d: sparse + n for n, d in enumerate(dense)} | {d: d for d in range(sparse)}
-        groups, listed = [[new[d] for d in group] for group in groups], [new[d] for d in listed]
-    merged = len(groups) < len(listed)
-    if listed == list(range(x.ndim)) and not merged:
-        return x
-    if merged or set(listed[:sparse]) != set(range(sparse)) or keeps_dims_in_view(x.pattern):
-        return Permuted(x, order_of(groups))
-    flat, coordinates = unpadded_elements(x)
-    order = listed[:sparse]
-    return with_coordinates(x, [coordinates[d] for d in order], flat, [x.pattern.sizes[d] for d in order])
 
 
 def viewed(x: Sparse | Permuted, shape: Sequence[int]) -> Sparse | Permuted:

@@ -12,12 +12,11 @@ from op_registry.authoring import (
     NotLowered,
     Sparse,
     align_to,
-    as_bool,
     as_int8,
-    being_traced,
     broadcast_to,
     coalesce,
     concat_values,
+    drop_invalid,
     intersect,
     layout_with_room,
     to_dense,
@@ -37,8 +36,7 @@ def where(op: OpOverload, condition: Dense | Sparse, self: Dense | Sparse, other
         return _where_of_sparse(condition, broadcast_to(self, shape), broadcast_to(other, shape))
     if not any(isinstance(r, Dense) and r.data.numel() == math.prod(shape) for r in (condition, self, other)):
         raise NotLowered(f"a dense branch makes a dense result of shape {tuple(shape)}, larger than any dense operand")
-    result: Dense = joins.where.run(condition, to_dense(self), to_dense(other))
-    return result
+    return joins.where.run(condition, to_dense(self), to_dense(other))
 
 
 def _where_of_sparse(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
@@ -59,8 +57,5 @@ def _where_of_sparse(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
         parts.append((Dense(values.data.to(dtype), validity.expand(values.shape)), stored.pattern.coordinates()))
     flat = concat_values([flat for flat, _ in parts])
     coordinates = tuple(torch.cat(c) for c in zip(*(c for _, c in parts), strict=True))
-    if not being_traced(flat.data):
-        valid = as_bool(as_int8(flat.full_validity))  # type: ignore[arg-type]
-        kept = (valid.flatten(1).any(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
-        flat, coordinates = flat.take_rows(kept), tuple(c[kept] for c in coordinates)
+    flat, coordinates = drop_invalid(flat, coordinates)
     return coalesce(layout_with_room(self, self.pattern.ndim), coordinates, flat, sizes)

@@ -51,8 +51,7 @@ class StepByStep:
     @classmethod
     def of(cls, x: Sparse) -> StepByStep:
         """The order for a packed batch, remembered with its pattern."""
-        remembered: StepByStep = x.pattern.cached("step by step", lambda: cls._of(x))
-        return remembered
+        return x.pattern.cached("step by step", lambda: cls._of(x))
 
     @classmethod
     def _of(cls, x: Sparse) -> StepByStep:
