@@ -34,7 +34,7 @@ def lookup(x: Dense | Sparse, coordinates: Sequence[Tensor]) -> Dense:
     """The elements at coordinates in every dimension of a shape that `x` broadcasts to: (n,), invalid where none is
     stored.
     """
-    if x.ndim == 0:
+    if isinstance(x, Dense) and x.ndim == 0:
         shape = coordinates[0].shape if coordinates else (1,)
         return x.map(lambda t: t.expand(shape))
     return elements_at(x, tuple(coordinates[-x.ndim :]))
