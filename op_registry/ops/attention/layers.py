@@ -25,8 +25,10 @@ from op_registry.authoring import (
     Rule,
     Sparse,
     aligned_validity,
+    all_valid,
     by_rule,
     call,
+    data_of,
     hand_on,
     masked_rule,
     on_call,
@@ -118,7 +120,6 @@ _ATTENDED = "bqe,bkf,bkg,?,?,?,?,?->bqO,"
     aten._native_multi_head_attention.default,
     category=ATTENTION,
     takes_call=True,
-    torch_if_valid=True,
     dims=ByArgument(
         "need_weights",
         ByArgument("average_attn_weights", Equation(f"{_ATTENDED}bqK"), Equation(f"{_ATTENDED}bHqK")),
@@ -127,6 +128,9 @@ _ATTENDED = "bqe,bkf,bkg,?,?,?,?,?->bqO,"
 )
 def _native_multi_head_attention(c: Bound) -> tuple[Dense, Dense]:
     """nn.MultiheadAttention in eval mode, batch first."""
+    if all_valid(*c.named.values()):
+        result, weights = c.map(data_of, Dense).applied(c.op)
+        return Dense(result), Dense(weights)
     return _multi_head_attention(on_dense, c)
 
 

@@ -121,17 +121,17 @@ def unchanged(target: Tensor) -> Tensor:
     dims=AtIndices(),
 )
 def index_put(
-    op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False, *unsafe: bool
+    op: OpOverload, x: Dense, indices: Indices, values: Dense, accumulate: bool = False, unsafe: bool | None = None
 ) -> Dense:
     """Every form of index_put: assignment, or the sum of valid contributions and self where it is valid."""
     safe, add_slot, drop_slot = redirect_invalid(x, indices)
-
+    options = () if unsafe is None else (unsafe,)  # only _index_put_impl has it
     chosen = chosen_by(safe, x.data) if values.data.numel() == 1 and not accumulate and under_transform() else None
 
     def put(target: Tensor, source: Tensor) -> Tensor:
         if chosen is not None:
             return torch.where(chosen, source.reshape(()), target)
-        return drop_slot(op(add_slot(target), safe, source, accumulate, *unsafe))
+        return drop_slot(op(add_slot(target), safe, source, accumulate, *options))
 
     if accumulate:
         data = put(x.filled(0), values.filled(0))

@@ -73,7 +73,7 @@ def within_samples(rule: Rule) -> Rule:
 # --------------------------------------------------------------------------------------------------------- convolutions
 
 
-def windows_of(c: Bound, sizes: Sizes) -> list[Geometry] | list[TransposedGeometry]:
+def windows_of(c: Bound, sizes: Sizes) -> Sequence[Geometry | TransposedGeometry]:
     """The windows of a convolution along each dimension, for the sizes of its output."""
     kernel = c.weight.shape[2:]
     spatial = len(kernel)
