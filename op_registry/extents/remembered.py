@@ -192,8 +192,8 @@ def _first(
     if len(_plans) > _MOST:
         _plans.clear()
     plan = _plans[key] = [(o.extent, o.mask) if isinstance(o, Outcome) else None for o in outcomes]
-    told = iter(plan)
-    return for_each(making.raw, lambda r: _as_planned(r, next(told), records))
+    planned = iter(plan)
+    return for_each(making.raw, lambda r: _as_planned(r, next(planned), records))
 
 
 def _has_plan(outcome: Any) -> bool:
