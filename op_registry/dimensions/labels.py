@@ -109,10 +109,13 @@ class Dimensions:
     def misfit(self, op: OpOverload) -> str | None:
         """Why no call of the overload can be as stated; None if it can."""
         names = [a.name for a in op._schema.arguments]
-        missing = [name for needed in self.needs if (name := needed.format_map(vars(self))) not in names]
+        needed = {name.format_map(vars(self)): name for name in self.needs}
+        missing = [name for name in needed if name not in names]
         if not missing:
             return None
-        return f"{self!r}: the operator has no {' and '.join(missing)}; its arguments are {', '.join(names)}"
+        chosen = ", ".join(repr(name) for name, template in needed.items() if name != template)
+        statement = f"{type(self).__name__}({chosen})"
+        return f"{statement}: the operator has no {' and '.join(missing)}; its arguments are {', '.join(names)}"
 
     def __str__(self) -> str:
         """The statement in words, as `explain` prints it."""
