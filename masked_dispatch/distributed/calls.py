@@ -53,14 +53,14 @@ class Call:
         pairwise: bool = False,
         one_mask: bool = False,
         root: int | None = None,
-        agreement: Agreement = agree,
+        agreement: Agreement | None = None,
     ) -> None:
         """Agree with the other ranks. `shown` describes what must be equal on all ranks, by default the sent tensors.
 
         pairwise   compare only each sent tensor with the one that its receiver expects
         one_mask   if the mask is equal on all ranks, they need not send it
         root       the only rank that sends, if there is one
-        agreement  returns the descriptions of all ranks for this rank's
+        agreement  returns the descriptions of all ranks for this rank's; by default `agree`, which compares them
         """
         self.rank, self.transport, self.outputs = group.rank(), Eager(group), outputs
         self.device = (*sent, *outputs)[0].device
@@ -74,7 +74,7 @@ class Call:
         texts = tuple([described(tensor) for tensor in sent] if shown is None else shown)
         expected = tuple(described(tensor) for tensor in outputs) if pairwise else None
         mine = Description(name, texts, problem=problem, expected=expected, **packed)
-        self.everyone = agreement(group, mine, self.device)
+        self.everyone = (agreement or agree)(group, mine, self.device)
 
     def problem_of(self, sent: Sequence[Tensor], outputs: Sequence[Tensor], pairwise: bool) -> str | None:
         """Say why tensors cannot take part for how they are stored; None if they can."""

@@ -399,7 +399,7 @@ def rebuild_stored(
 
 def stored_around(*parts: Any) -> StoredPieces:
     """The same, without copying these tensors."""
-    check_saved(problem_of_stored(*parts, MaskedTensor))
+    check_saved(problem_of_stored(*parts, masked=MaskedTensor))
     values, validity, layout, sizes, pieces, block = parts
     return StoredPieces(values, validity, Pattern(layout_named(layout), sizes, pieces, block))
 
