@@ -7,7 +7,7 @@ watching.py   installs recorders around kernels, modules and backward while a tr
 trace.py      `trace`, and the queries on its result
 text.py       a trace as text
 page.py       a trace as a page of HTML
-event.py      a call as an audit checks it
+event.py      a call as an audit checks it, and notes on tensors
 checks.py     what an audit looks for in each call
 auditor.py    a recorder that checks the calls
 audit.py      `audit`, and its findings

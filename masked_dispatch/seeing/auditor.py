@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
@@ -94,15 +92,6 @@ class Auditor(Recorder):
 
     def _is_inside_an_operator(self) -> bool:
         return any(opened.call.kind == "operator" for opened in self._stack.open[:-1])
-
-    @contextlib.contextmanager
-    def _counting(self) -> Iterator[None]:
-        before, self._stack.counting = self._stack.counting, True
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self._stack.counting = before
 
 
 class PlainCalls(TorchFunctionMode):

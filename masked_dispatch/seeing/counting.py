@@ -46,7 +46,6 @@ def is_countable(tensor: Tensor) -> bool:
     return has_values(tensor._kept_values if isinstance(tensor, SparseMaskedTensor) else tensor._data)
 
 
-@torch.no_grad()
 def valid_count(tensor: Tensor) -> int | None:
     """Return the number of valid elements; None if the mask has no readable values."""
     if not isinstance(tensor, MaskedTensor):
@@ -84,7 +83,6 @@ def operand_of(name: str, tensor: Tensor, source: tuple[int, ...] = ()) -> Opera
     )
 
 
-@torch.no_grad()
 def snapshot(tensor: Tensor, written: bool) -> Snapshot:
     """Keep the mask of a tensor before a call; copy it if the call writes to the tensor."""
     if type(tensor) is not MaskedTensor or not is_countable(tensor):
@@ -126,7 +124,6 @@ def change_of(
     return Change() if category in _MOVES else _by_share(operands, results)
 
 
-@torch.no_grad()
 def _element_by_element(
     result: Operand, tensor: Tensor, operands: Sequence[Operand], before: Sequence[Snapshot]
 ) -> tuple[int, int] | None:

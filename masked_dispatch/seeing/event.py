@@ -1,4 +1,4 @@
-"""A call as an audit checks it, with its tensors, and what is remembered of tensors as long as they live."""
+"""A call as an audit checks it, with its tensors, and notes on tensors, which traces make too."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def any_of_row(elements: Tensor) -> Tensor:
 
 
 class Notes:
-    """What a check remembers of tensors, as long as they live."""
+    """What a trace or a check remembers of tensors, as long as they live."""
 
     def __init__(self) -> None:
         self._of_plain: Any = WeakTensorKeyDictionary()
@@ -126,4 +126,4 @@ class Notes:
             self._of_plain[tensor] = note
 
 
-_NOTES = "_notes_of_audits"
+_NOTES = "_notes_of_traces"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from masked_dispatch.compiler_internals import under_compile
 from masked_dispatch.densification import Densification
@@ -21,6 +20,7 @@ from masked_dispatch.engine_internals import engine_run
 from masked_dispatch.forks import Lock
 from masked_dispatch.seeing.calls import Call, Kind, Operand
 from masked_dispatch.seeing.counting import Snapshot, change_of, is_countable, operand_of, snapshot
+from masked_dispatch.seeing.event import Event, Notes
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
@@ -28,15 +28,10 @@ from op_registry.laws.categories import COMPOSITE
 from op_registry.resolve import Meaning, resolve
 from op_registry.sparse.record import Sparse
 
-if TYPE_CHECKING:
-    from masked_dispatch.seeing.event import Event
-
 # The namespace of this library's own operators.
 OWN = "masked_dispatch"
 OWN_RULE = "this library's"
 COMPILED = "compiled region: its calls go into a graph and are not seen; run it again, or uncompiled, to see them"
-
-_MAKERS = "_made_in_traces"
 
 
 @dataclass
@@ -82,9 +77,8 @@ class Recorder:
         self.thread = threading.get_ident()
         self._stack = _Stack()
         self._lock = Lock()
-        # Maps each plain tensor to the call that made it; masked tensors store it themselves, because weak references
-        # to parameters would keep nn.Module.to from swapping them.
-        self._made: Any = WeakTensorKeyDictionary()
+        # The number of the call that made a tensor; () for a masked tensor that is older.
+        self._made = Notes()
         # Maps the memory that views share to the last call that wrote to it.
         self._written: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
@@ -95,13 +89,11 @@ class Recorder:
         stack = self._stack
         if stack.counting or (stack.open and not stack.open[-1].shows):
             return None
-        started = time.perf_counter()
-        stack.counting = True
-        try:
-            named = list(tensors_of(op, args, kwargs))
-            if any(isinstance(t, MaskedTensor) and _in_graph(t) for _, t in named):
-                self.compiled_region()
-                return None
+        named = list(tensors_of(op, args, kwargs))
+        if any(isinstance(t, MaskedTensor) and _in_graph(t) for _, t in named):
+            self.compiled_region()
+            return None
+        with self._counting():
             self.under_compile = self.under_compile or under_compile()
             meaning = resolve(op)
             opened = self._open(str(op), "operator", _how(meaning), _shows(meaning))
@@ -109,18 +101,14 @@ class Recorder:
             opened.call.operands = tuple(operand_of(name, t, self.source_of(t)) for name, t in named)
             written = schema_of(op).is_mutable
             opened.before = [snapshot(t, written) for _, t in named if isinstance(t, MaskedTensor)]
-        finally:
-            stack.counting = False
-            stack.spent += time.perf_counter() - started
         opened.spent, opened.started = stack.spent, time.perf_counter()
         return opened
 
     def end(self, opened: Open, op: OpOverload, result: object) -> None:
         """Record the results of the operator."""
         ended = time.perf_counter()
-        stack, call = self._stack, opened.call
-        stack.counting = True
-        try:
+        call = opened.call
+        with self._counting():
             self._close(opened, ended)
             tensors = list(leaves(result))
             call.results = tuple(operand_of("result", t) for t in tensors)
@@ -129,10 +117,7 @@ class Recorder:
             writes = schema_of(op).is_mutable
             for tensor in tensors:
                 self._made_by(tensor, call.number, writes)
-        finally:
-            opened.before.clear()
-            stack.counting = False
-            stack.spent += time.perf_counter() - ended
+        opened.before.clear()
 
     def failed(self, opened: Open, error: BaseException) -> None:
         """Record the error that the call raised."""
@@ -159,7 +144,8 @@ class Recorder:
         kind, name = type(module).__name__, stack.names.get(id(module), "")
         opened = self._open(f"{name} ({kind})" if name else kind, "module", "", True)
         opened.module = id(module)
-        opened.call.operands = self._operands(args)
+        with self._counting():
+            opened.call.operands = self._operands(args)
         opened.spent, opened.started = stack.spent, time.perf_counter()
 
     def leave_module(self, module: torch.nn.Module, kwargs: Mapping[str, object], result: object) -> None:
@@ -168,19 +154,14 @@ class Recorder:
         opened = next((o for o in reversed(self._stack.open) if o.module == id(module)), None)
         if opened is None:
             return
-        self._close(opened, ended)
-        opened.call.operands += self._operands(kwargs)
-        opened.call.results = self._operands(result, "result")
-        self._stack.spent += time.perf_counter() - ended
+        with self._counting():
+            self._close(opened, ended)
+            opened.call.operands += self._operands(kwargs)
+            opened.call.results = self._operands(result, "result")
 
     def _operands(self, value: object, name: str = "") -> tuple[Operand, ...]:
-        stack = self._stack
-        stack.counting = True
-        try:
-            masked = [t for t in leaves(value) if isinstance(t, MaskedTensor)]
-            return tuple(operand_of(name, t, self.source_of(t)) for t in masked)
-        finally:
-            stack.counting = False
+        masked = [t for t in leaves(value) if isinstance(t, MaskedTensor)]
+        return tuple(operand_of(name, t, self.source_of(t)) for t in masked)
 
     # -------------------------------------------------------------------------------------------------- backward
 
@@ -202,8 +183,7 @@ class Recorder:
         made = [t for t in leaves(results) if isinstance(t, Tensor)]
         if not all(is_countable(t) for t in (*given, *made)):
             return
-        self._stack.counting = True
-        try:
+        with self._counting():
             name = "of a call before the trace" if number is None else f"of {self.calls[number].name}, call {number}"
             call = self._new(f"gradient of {'the' if of == 'result' else 'an'} {of} {name}", "operator", "derivative")
             call.backward, call.seconds = True, seconds
@@ -211,8 +191,6 @@ class Recorder:
             call.results = tuple(operand_of("result", t) for t in made)
             for tensor in made:
                 self._made_by(tensor, call.number, False)
-        finally:
-            self._stack.counting = False
 
     # ------------------------------------------------------------------------------------------------- densities
 
@@ -246,31 +224,41 @@ class Recorder:
 
     def has_seen(self, tensor: Tensor) -> bool:
         """Return whether a recorded call took or made this masked tensor."""
-        return self in _makers_of(tensor) if isinstance(tensor, MaskedTensor) else tensor in self._made
+        return self._made.get(tensor) is not None
 
     def source_of(self, tensor: Tensor) -> tuple[int, ...]:
         """Return the calls that made a tensor and that have written to its memory since."""
-        if isinstance(tensor, MaskedTensor):
-            made = _makers_of(tensor).setdefault(self, None)
-        else:
-            made = self._made.get(tensor)
+        made: tuple[int, ...] | None = self._made.get(tensor)
+        if made is None:
+            made = ()
+            if isinstance(tensor, MaskedTensor):
+                self._made.set(tensor, made)
         memory = _memory_of(tensor)
         written = None if memory is None else self._written.get(memory)
-        if written is not None and (made is None or written > made):
-            return (written,) if made is None else (made, written)
-        return () if made is None else (made,)
+        if written is None or (made and written <= made[0]):
+            return made
+        return (*made, written)
 
     def _made_by(self, tensor: Tensor, number: int, writes: bool) -> None:
         with self._lock.here:
-            if isinstance(tensor, MaskedTensor):
-                _makers_of(tensor)[self] = number
-            else:
-                self._made[tensor] = number
+            self._made.set(tensor, (number,))
             memory = _memory_of(tensor)
             if writes and memory is not None:
                 self._written[memory] = number
 
     # ----------------------------------------------------------------------------------------------- open, close
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        """What the block computes is not recorded, and its time is not the time of the calls around it."""
+        stack, started = self._stack, time.perf_counter()
+        before, stack.counting = stack.counting, True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            stack.counting = before
+            stack.spent += time.perf_counter() - started
 
     def _new(self, name: str, kind: Kind, rule: str) -> Call:
         stack = self._stack.open
@@ -304,14 +292,6 @@ class Recorder:
 def _in_graph(tensor: MaskedTensor) -> bool:
     """Return whether the tensor is a value in a graph that torch is tracing (False under vmap)."""
     return not tensor._carries_transform and not is_countable(tensor) and not tensor.is_meta
-
-
-def _makers_of(tensor: MaskedTensor) -> weakref.WeakKeyDictionary[Recorder, int | None]:
-    """Return, for each trace, the number of the call that made the tensor; None if the tensor is older."""
-    makers: weakref.WeakKeyDictionary[Recorder, int | None] | None = tensor.__dict__.get(_MAKERS)
-    if makers is None:
-        makers = tensor.__dict__[_MAKERS] = weakref.WeakKeyDictionary()
-    return makers
 
 
 def _memory_of(tensor: Tensor) -> object | None:

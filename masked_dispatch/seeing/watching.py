@@ -24,7 +24,7 @@ from masked_dispatch import update_policy
 from masked_dispatch.autograd.dense import Unwrap, Wrap
 from masked_dispatch.autograd.sparse import SparseUnwrap, SparseWrap
 from masked_dispatch.compiler_internals import dynamo_is_loaded, never_compiled, uncompiled
-from masked_dispatch.densification import Densification, on_densify
+from masked_dispatch.densification import on_densify
 from masked_dispatch.dispatch.kernel_table import Kernel, kernel_table
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.engine_internals import delegating, engine_called_in, engine_run
@@ -33,7 +33,7 @@ from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import remove_module_hook
 from op_registry.extents import ends
-from op_registry.sparse.record import Sparse, on_dense
+from op_registry.sparse.record import on_dense
 
 _recorders: contextvars.ContextVar[tuple[Recorder, ...]] = contextvars.ContextVar("masked_dispatch.traces", default=())
 # The recorders of all threads.
@@ -41,6 +41,13 @@ _active: list[Recorder] = []
 _lock = Lock()
 _installed = contextlib.ExitStack()
 _KEY = "masked_dispatch.trace"
+# What other modules tell while a call runs: their listeners, and the method of a recorder that is told.
+_TOLD: tuple[tuple[list[Any], str], ...] = (
+    (on_densify, "densified"),
+    (on_dense, "stored_densely"),
+    (update_policy.listeners, "mask_dropped"),
+    (ends.listeners, "batch_end"),
+)
 # Whether compiled functions run uncompiled yet; False until the process loads the compiler.
 _stance_is_set = [False]
 
@@ -90,10 +97,8 @@ def _install() -> None:
         stack.enter_context(_kernels_watched())
         stack.enter_context(_backward_watched())
         stack.enter_context(_modules_watched())
-        stack.enter_context(_listening(on_densify, _densified))
-        stack.enter_context(_listening(on_dense, _stored_densely))
-        stack.enter_context(_listening(update_policy.listeners, _mask_dropped))
-        stack.enter_context(_listening(ends.listeners, _batch_end))
+        for listeners, method in _TOLD:
+            stack.enter_context(_listening(listeners, method))
         _installed.push(stack.pop_all())
 
 
@@ -106,12 +111,16 @@ def _run_uncompiled_from_now_on() -> None:
 
 
 @contextlib.contextmanager
-def _listening(listeners: list[Any], listener: Callable[[Any], None]) -> Iterator[None]:
-    listeners.append(listener)
+def _listening(listeners: list[Any], method: str) -> Iterator[None]:
+    def tell(what: Any) -> None:
+        for recorder in recorders_here():
+            getattr(recorder, method)(what)
+
+    listeners.append(tell)
     try:
         yield
     finally:
-        listeners.remove(listener)
+        listeners.remove(tell)
 
 
 # --------------------------------------------------------------------------------------------------------- operators
@@ -280,29 +289,3 @@ def _watched_backward(of: str) -> Callable[[Callable[..., Any]], Callable[..., A
         return watched
 
     return around
-
-
-# ---------------------------------------------------------------------------------------------------- densifications
-
-
-def _densified(densification: Densification) -> None:
-    for recorder in recorders_here():
-        recorder.densified(densification)
-
-
-def _stored_densely(record: Sparse) -> None:
-    for recorder in recorders_here():
-        recorder.stored_densely(record)
-
-
-# ------------------------------------------------------------------------------------------------------ what calls say
-
-
-def _mask_dropped(invalid: int | None) -> None:
-    for recorder in recorders_here():
-        recorder.mask_dropped(invalid)
-
-
-def _batch_end(text: str) -> None:
-    for recorder in recorders_here():
-        recorder.batch_end(text)

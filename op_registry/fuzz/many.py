@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
-import multiprocessing.connection
+import functools
 import resource
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,10 +17,8 @@ from op_registry.fuzz.padding import program_of_samples
 from op_registry.fuzz.programs import Program
 from op_registry.fuzz.shrinking import shrunk
 from op_registry.fuzz.snippets import law_lines, snippet
+from op_registry.workers import Lost, in_processes
 
-# Seconds that a worker may take to start; it then says READY, and its first program's time begins.
-START = 180.0
-READY = "ready"
 # Compiled regions are dropped after this many programs, and a worker replaced after this many.
 MOST_COMPILED = 20
 MOST_PROGRAMS = 2_000
@@ -98,90 +92,12 @@ def in_this_process(seeds: Sequence[int], settings: Settings) -> Iterator[Answer
 
 def in_workers(seeds: Sequence[int], settings: Settings, workers: int, timeout: float) -> Iterator[Answer]:
     """The same in worker processes, as they finish. A program that kills its process, or hangs, is a finding."""
-    waiting = list(reversed(seeds))
-    pool = [_Worker(settings, timeout) for _ in range(min(workers, len(waiting)))]
-    try:
-        while waiting or any(worker.seed is not None for worker in pool):
-            for worker in pool:
-                if worker.seed is None and waiting:
-                    worker.give(waiting.pop())
-            multiprocessing.connection.wait(
-                [worker.connection for worker in pool if worker.seed is not None], timeout=1.0
-            )
-            for position, worker in enumerate(pool):
-                answer = worker.answer()
-                if answer is None:
-                    continue
-                yield answer
-                if worker.lost or worker.served >= MOST_PROGRAMS:
-                    worker.stop()
-                    pool[position] = _Worker(settings, timeout)
-    finally:
-        for worker in pool:
-            worker.stop()
+    work = functools.partial(_answer, settings)
+    for answer in in_processes(work, seeds, workers, timeout, MOST_PROGRAMS, settings.modules):
+        yield Answer(answer.item, Finding(answer.item, answer.why), 0) if isinstance(answer, Lost) else answer
 
 
-class _Worker:
-    """A process that checks one seed after another."""
-
-    def __init__(self, settings: Settings, timeout: float) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, worker_end = context.Pipe()
-        self.process = context.Process(target=_work, args=(worker_end, settings), daemon=True)
-        self.process.start()
-        worker_end.close()
-        self.timeout = timeout
-        self.seed: int | None = None
-        self.deadline = float("inf")
-        self.served = 0
-        self.lost = False
-
-    def give(self, seed: int) -> None:
-        self.seed = seed
-        self.deadline = time.monotonic() + (self.timeout if self.served else START)
-        self.served += 1
-        self.connection.send(seed)
-
-    def answer(self) -> Answer | None:
-        """The answer for its seed, once there is one; a crash or a timeout is a finding, and the worker is lost."""
-        if self.seed is None:
-            return None
-        seed = self.seed
-        try:
-            if self.connection.poll():
-                found = self.connection.recv()
-                if found == READY:
-                    self.deadline = time.monotonic() + self.timeout
-                    return None
-                answer: Answer = found
-            elif time.monotonic() <= self.deadline:
-                return None
-            else:
-                self.lost, answer = True, Answer(seed, Finding(seed, f"not finished after {self.timeout:g} s"), 0)
-        except (EOFError, OSError):
-            self.process.join()
-            died = Finding(seed, f"the process died with exit code {self.process.exitcode}")
-            self.lost, answer = True, Answer(seed, died, 0)
-        self.seed = None
-        return answer
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
-
-
-def _work(connection: multiprocessing.connection.Connection[Any, Any], settings: Settings) -> None:
-    """The main loop of a worker."""
-    torch.set_num_threads(1)
-    for module in settings.modules:
-        importlib.import_module(module)
+def _answer(settings: Settings, seed: int, say: Callable[[str], None]) -> Answer:
     find_subject(settings.subject)
-    connection.send(READY)
-    while True:
-        try:
-            seed = connection.recv()
-        except EOFError:
-            return
-        for answer in in_this_process([seed], settings):
-            connection.send(answer)
+    say(f"seed {seed}")  # its time begins now that the subject is imported
+    return Answer(seed, check_seed(seed, settings), peak_memory())

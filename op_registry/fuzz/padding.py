@@ -7,6 +7,7 @@ claimed from there on if the batch has nothing valid for it.
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -22,59 +23,108 @@ from op_registry.fuzz import padded_steps, ragged
 from op_registry.fuzz.programs import Program, Source, Step
 from op_registry.fuzz.running import execute
 
-AXES: tuple[padded_steps.Axes, ...] = (
+# Letters are dimensions in which samples differ, numbers are features.
+AXES: tuple[tuple[str | int, ...], ...] = (
     ("B", "T", 4), ("B", "T", 4), ("B", "S", 4), ("B", 3, "T"), ("B", 2, "H", "W"), ("B", 4), ("B", "T", 2),
 )  # fmt: skip
 LONGEST = 6
+# Lengths along each axis that no sample has, each of them another.
+LONGER = {"T": 13, "H": 11, "W": 17, "S": 19}
 ATTEMPTS = 200
 MOST_DIMS = 5
+MOST_FEATURES = 16
+LARGEST = 50_000  # elements of a value of longer samples
+# Cuts that a join may not go before: a stop that happens to be the join's border gives the part back, which is not the
+# sample's own first positions.
+FROM_THE_START = re.compile(r" :(\d|:2)\]")
 
 
 def program_of_samples(seed: int, most_steps: int) -> Program:
     """The program of a seed: ragged sources, and lines that are the same for a batch and for a sample."""
-    rng = random.Random(seed)
-    batch = rng.randint(2, 4)
-    sizes = {axis: rng.randint(1, LONGEST) for axis in "THWS"}
-    missing = rng.random() < 0.5
-    sources, values = [], []
-    for n in range(rng.randint(2, 4)):
-        axes = rng.choice(AXES)
-        shape = tuple(batch if a == "B" else sizes[a] if isinstance(a, str) else a for a in axes)
-        mask = "random" if missing else "plain"
-        grad = rng.random() < 0.7
-        sources.append(
-            Source(f"x{n}", shape, "float64", rng.randrange(1 << 30) | 1, mask, requires_grad=grad, axes=axes)
-        )
-        values.append((f"x{n}", axes))
-    steps: list[Step] = []
-    for _ in range(rng.randint(3, most_steps)):
+    state = _State(random.Random(seed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state.add_sources()
+        for _ in range(state.rng.randint(3, most_steps)):
+            state.add_step()
+    return Program(seed, tuple(state.sources), tuple(state.steps))
+
+
+class _State:
+    """A program under construction.
+
+    batch, longer  its values in plain torch, in the sizes of the batch and of longer samples: dimensions whose sizes
+                   differ are those in which samples do
+    joined         the values that contain a join
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.sources: list[Source] = []
+        self.steps: list[Step] = []
+        self.batch: dict[str, Tensor] = {}
+        self.longer: dict[str, Tensor] = {}
+        self.joined: set[str] = set()
+
+    def add_sources(self) -> None:
+        sizes = {axis: self.rng.randint(1, LONGEST) for axis in LONGER}
+        sizes["B"] = self.rng.randint(2, 4)
+        mask = self.rng.choice(("random", "plain"))
+        for n in range(self.rng.randint(2, 4)):
+            axes = self.rng.choice(AXES)
+            shape, longer = (tuple(a if isinstance(a, int) else s[a] for a in axes) for s in (sizes, sizes | LONGER))
+            self._add_source(f"x{n}", shape, mask, self.rng.random() < 0.7, axes)
+            self.batch[f"x{n}"], self.longer[f"x{n}"] = _zeros(shape), _zeros(longer)
+
+    def _add_source(
+        self, name: str, shape: tuple[int, ...], mask: str, requires_grad: bool, axes: tuple[str | int, ...] = ()
+    ) -> None:
+        seed = self.rng.randrange(1 << 30) | 1
+        self.sources.append(Source(name, shape, "float64", seed, mask, requires_grad=requires_grad, axes=axes))
+
+    def add_step(self) -> None:
+        """Add a line that torch runs in both sizes, unless none is found."""
+        names = list(self.batch)
         for _ in range(ATTEMPTS):
-            drawn = _drawn(rng, values)
-            if drawn is None or len(drawn[0].axes) > MOST_DIMS:
-                continue
-            line, operands = drawn
-            code, weights = line.code, []
-            for w, size in enumerate(line.weights):
-                name = f"w{len(sources)}"
-                sources.append(Source(name, size, "float64", rng.randrange(1 << 30) | 1, "plain", requires_grad=True))
-                code = code.replace(f"{{w{w}}}", f"{{{len(operands) + w}}}")
-                weights.append(name)
-            steps.append(Step(f"v{len(steps)}", code, (*operands, *weights)))
-            values.append((steps[-1].name, line.axes))
-            break
-    return Program(seed, tuple(sources), tuple(steps))
+            operands = [names[-1] if self.rng.random() < 0.6 else self.rng.choice(names)]  # chains find more
+            if self.rng.random() < 0.25:
+                operands.append(self.rng.choice(names))
+            kinds = [_kinds(self.batch[name], self.longer[name]) for name in operands]
+            line = padded_steps.drawn(kinds, self.batch[operands[0]].shape, self.rng)
+            if line is not None and self._accept(operands, *line):
+                return
+
+    def _accept(self, operands: list[str], code: str, weights: list[tuple[int, ...]]) -> bool:
+        """Run a line in both sizes; keep it if its result has a reasonable size."""
+        joins = not self.joined.isdisjoint(operands)
+        if joins and FROM_THE_START.search(code):
+            return False
+        named = {f"w{len(self.sources) + n}": shape for n, shape in enumerate(weights)}
+        step = Step(f"v{len(self.steps)}", code, (*operands, *named))
+        made = {name: _zeros(shape) for name, shape in named.items()}
+        both = [{**values, **made} for values in (self.batch, self.longer)]
+        if any(execute(step, values, 0) is not None for values in both):
+            return False
+        batch, longer = (values[step.name] for values in both)
+        features = [size for size, kind in zip(batch.shape[1:], _kinds(batch, longer), strict=True) if kind == "f"]
+        if batch.ndim > MOST_DIMS or max(features, default=0) > MOST_FEATURES or longer.numel() > LARGEST:
+            return False
+        for name, shape in named.items():
+            self._add_source(name, shape, "plain", True)
+        self.steps.append(step)
+        self.batch[step.name], self.longer[step.name] = batch, longer
+        if joins or "torch.cat" in code:
+            self.joined.add(step.name)
+        return True
 
 
-def _drawn(
-    rng: random.Random, values: list[tuple[str, padded_steps.Axes]]
-) -> tuple[padded_steps.Line, tuple[str, ...]] | None:
-    first = values[-1] if rng.random() < 0.6 else rng.choice(values)  # chains find more
-    if rng.random() < 0.25:
-        second = rng.choice(values)
-        line = rng.choice(padded_steps.PAIRS)(rng, first[1], second[1])
-        return None if line is None else (line, (first[0], second[0]))
-    line = rng.choice(padded_steps.KINDS)(rng, first[1])
-    return None if line is None else (line, (first[0],))
+def _zeros(shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=torch.float64)
+
+
+def _kinds(batch: Tensor, longer: Tensor) -> str:
+    """For each dimension after the batch: r if samples differ in it, f for features."""
+    return "".join("f" if a == b else "r" for a, b in zip(batch.shape[1:], longer.shape[1:], strict=True))
 
 
 def batch_is_its_samples(program: Program, subject: Subject) -> str | None:
@@ -137,48 +187,34 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, Tensor) and value.numel() == 0
 
 
-def _seen(value: Any, row: int, subject: Subject) -> tuple[Tensor, Tensor]:
-    """The elements of a sample in a batch that are there, in order, and which of them are valid."""
-    data, mask = subject.observe(value)
-    there = subject.extent(value)
+def _elements(value: Any, row: int | None, subject: Subject) -> tuple[Tensor, Tensor]:
+    """The elements of a value, or of a sample in a batch, that are there, in order, and which of them are valid."""
+    masked = subject.is_value(value)
+    data, mask = subject.observe(value) if masked else (value, None)
     valid = torch.ones(data.shape, dtype=torch.bool) if mask is None else mask.expand(data.shape)
-    if there is None:
-        return data[row].flatten(), valid[row].flatten()
-    return data[row][there[row]], valid[row][there[row]]
-
-
-def _alone(value: Any, subject: Subject) -> tuple[Tensor, Tensor]:
-    data, mask = subject.observe(value) if subject.is_value(value) else (value.detach(), None)
-    valid = torch.ones(data.shape, dtype=torch.bool) if mask is None else mask.expand(data.shape)
+    if row is not None:
+        there = subject.extent(value) if masked else None
+        data, valid = data[row], valid[row]
+        if there is not None:
+            data, valid = data[there[row]], valid[there[row]]
     return data.flatten(), valid.flatten()
 
 
 def _difference(value: Any, sample: Any, row: int, subject: Subject) -> str | None:
-    got, valid = _seen(value, row, subject) if subject.is_value(value) else (value[row].detach().flatten(), None)
-    want, wanted = _alone(sample, subject)
+    got, valid = _elements(value, row, subject)
+    want, wanted = _elements(sample, None, subject)
     if got.shape != want.shape:
         return f"{got.numel()} elements are there instead of {want.numel()}"
-    if valid is not None and not torch.equal(valid, wanted):
+    if not torch.equal(valid, wanted):
         return f"{int(valid.sum())} elements are valid instead of {int(wanted.sum())}"
-    return difference(got, want, wanted)
-
-
-def _weighted(data: Tensor, valid: Tensor) -> Tensor:
-    weights = torch.linspace(0.5, 1.5, data.numel(), dtype=data.dtype)
-    return torch.where(valid, data, 0).tanh().mul(weights).sum()
+    return difference(got.detach(), want.detach(), wanted)
 
 
 def _scalar(value: Any, row: int | None, subject: Subject) -> Tensor:
     """A number in which each element of a sample that is there and valid has its own weight."""
-    masked = subject.is_value(value)
-    there = subject.extent(value) if masked else None
-    data, mask = subject.observe(value) if masked else (value, None)
-    valid = torch.ones(data.shape, dtype=torch.bool) if mask is None else mask.expand(data.shape)
-    if row is not None:
-        data, valid = data[row], valid[row]
-        if there is not None:
-            data, valid = data[there[row]], valid[there[row]]
-    return _weighted(data.flatten(), valid.flatten())
+    data, valid = _elements(value, row, subject)
+    weights = torch.linspace(0.5, 1.5, data.numel(), dtype=data.dtype)
+    return torch.where(valid, data, 0).tanh().mul(weights).sum()
 
 
 def _gradients_differ(
