@@ -399,8 +399,8 @@ def rebuild_stored(
 
 def stored_around(*parts: Any) -> StoredPieces:
     """The same, without copying these tensors."""
-    check_saved(problem_of_stored(*parts, masked=MaskedTensor))
     values, validity, layout, sizes, pieces, block = parts
+    check_saved(problem_of_stored(values, validity, layout, sizes, pieces, block, MaskedTensor))
     return StoredPieces(values, validity, Pattern(layout_named(layout), sizes, pieces, block))
 
 
