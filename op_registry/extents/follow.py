@@ -92,7 +92,7 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
         if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):
             return record
-        known = sizes | _of_parts(dims, record.shape, sizes)
+        known = sizes | sizes_of_parts(dims, record.shape, sizes)
         operands = [
             [f for f in carried_to(factors, labels.operands[name], dims, known, records[name], record) if f is not None]
             for name, factors in given.items()
@@ -105,7 +105,7 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     return for_each_result(result, labels.results, of_result)
 
 
-def _of_parts(dims: Sequence[Dimension], shape: Sequence[int], sizes: Mapping[Label, int]) -> dict[Label, int]:
+def sizes_of_parts(dims: Sequence[Dimension], shape: Sequence[int], sizes: Mapping[Label, int]) -> dict[Label, int]:
     """The sizes of those parts of merged dimensions that follow from the others."""
     found: dict[Label, int] = {}
     for dim, size in zip(dims, shape, strict=False):

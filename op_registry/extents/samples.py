@@ -44,6 +44,7 @@ from op_registry.extents.follow import (
     records_of,
     refuse,
     sizes_of,
+    sizes_of_parts,
     with_factors,
     without,
 )
@@ -253,6 +254,9 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
         record = _croppable(call, record, d)
     if record.validity is None:
         record = Dense(record.data, conjunction(factors_of(record)), record.extent)
+    through = [f for f in factors_of(record) if any(labels.role_of(dims[d]) == "contracted" for d in f.depends)]
+    if through:
+        return _through_channels(call.with_(**{name: record}), labels, name, through, run)
     padded = only_padded(records_of(call))
     lead = record.shape[: record.ndim - len(along)]
     by_itself = len(call.tensors) == 1 and all(labels.role_of(d) is None for d in dims[: len(lead)])
@@ -267,6 +271,20 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
         return result
     # Every window of a sample's own then has a result, and no other has.
     return for_each(result, lambda r: Dense(r.data, r.validity, r.extent and extent_of(r.extent.factors, is_mask=True)))
+
+
+def _through_channels(call: Bound, labels: Labels, name: str, through: Sequence[Factor], run: Run) -> Any:
+    """Windows where `through`, some of the factors, depend on the channels, over which the windows sum."""
+    record, dims = call.tensors[name], labels.operands[name]
+    if any(labels.role_of(dims[d]) == "window" for f in through for d in f.depends if f.along[d] is not SAMPLES):
+        raise refuse(call, "the positions that are there differ from channel to channel")
+    others = [f for f in factors_of(record) if f not in through]
+    result = windowed(call.with_(**{name: Dense(record.data, record.validity, extent_of(others, False))}), labels, run)
+    sizes = sizes_of(call, labels)
+    known = sizes | sizes_of_parts(labels.results[0], result.shape, sizes)
+    kept = carried_to(through, dims, labels.results[0], known, record, result)
+    found = combined([factors_of(result), [f for f in kept if f is not None]], call.rule.name)
+    return Dense(result.data, result.validity, extent_of(found, False))
 
 
 def _reshaped(record: Dense, size: Sequence[int]) -> Dense:

@@ -34,9 +34,9 @@ ATTEMPTS = 200
 MOST_DIMS = 5
 MOST_FEATURES = 16
 LARGEST = 50_000  # elements of a value of longer samples
-# Cuts that a join may not go before: a stop that happens to be the join's border gives the part back, which is not the
-# sample's own first positions.
-FROM_THE_START = re.compile(r" :(\d|:2)\]")
+# Cuts that a join may not go before: one that happens to be at the join's border gives a part back, which is not what a
+# cut of the sample's own positions gives.
+FROM_THE_START = re.compile(r" (\d:|:\d|::2)")
 
 
 def program_of_samples(seed: int, most_steps: int) -> Program:

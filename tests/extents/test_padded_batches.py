@@ -130,6 +130,20 @@ def test_one_position_that_is_merged_with_features_is_sorted() -> None:
     assert x.flatten(1).sort(1)[0].to_tensor(0).tolist() == [[1, 3], [0, 0]]
 
 
+def test_windows_sum_over_channels_that_are_positions_too() -> None:
+    """One column of an image goes with its features: the channels of a convolution along the rows."""
+    image = torch.randn(3, 2, 4, 1, dtype=torch.float64)
+    rows, columns = torch.tensor([4, 2, 3]), torch.tensor([1, 1, 0])
+    there = (torch.arange(4)[:, None] < rows[:, None, None, None]) & (torch.arange(1) < columns[:, None, None, None])
+
+    def f(x: Tensor) -> Tensor:
+        return F.conv1d(x.permute(0, 2, 3, 1).flatten(1, 2).transpose(1, 2), KERNEL, stride=2, padding=1)
+
+    result = f(md.padded(image, there.expand(image.shape)))
+    assert result.extent.sum((1, 2)).tolist() == [4, 2, 0]
+    torch.testing.assert_close(result[1:2, :, :1].to_tensor(0), f(image[1:2, :, :2]))
+
+
 def test_a_reduction_leaves_no_trace() -> None:
     x, _ = batch(2)
     assert x.mean(1).extent is None
