@@ -29,8 +29,6 @@ from op_registry.bound import Bound as Bound
 from op_registry.bound import bind_by_name as bind_by_name
 from op_registry.dimensions.equation import Equation as Equation
 from op_registry.dimensions.labels import Elementwise as Elementwise
-
-# Which dimensions an operator works on.
 from op_registry.dimensions.movements import Along as Along
 from op_registry.dimensions.movements import AtIndices as AtIndices
 from op_registry.dimensions.movements import ByArgument as ByArgument
@@ -49,8 +47,6 @@ from op_registry.dimensions.views import Reshaped as Reshaped
 from op_registry.dimensions.views import View as View
 from op_registry.errors import InvalidValueError as InvalidValueError
 from op_registry.errors import MaskedSemanticsError as MaskedSemanticsError
-
-# Categories: laws that many operators share.
 from op_registry.laws.categories import ACCUMULATION as ACCUMULATION
 from op_registry.laws.categories import ASSIGNMENT as ASSIGNMENT
 from op_registry.laws.categories import ATTENTION as ATTENTION
@@ -84,19 +80,13 @@ from op_registry.laws.categories import run_contraction as run_contraction
 from op_registry.laws.categories import run_elementwise as run_elementwise
 from op_registry.laws.categories import run_movement as run_movement
 from op_registry.laws.categories import run_opaque as run_opaque
-
-# Gradient formulas that users call directly.
 from op_registry.laws.derivatives import derivative as derivative
 from op_registry.laws.derivatives import requested_gradients as requested_gradients
 from op_registry.laws.derivatives import run_plain as run_plain
 from op_registry.laws.derivatives import vjp as vjp
-
-# Rules inside one Python function.
 from op_registry.laws.inside import inside as inside
 from op_registry.laws.slice_rules import masked_slices as masked_slices
 from op_registry.laws.slice_rules import over_slices as over_slices
-
-# Whole slices: matrices, lines and rows in which nothing may be missing.
 from op_registry.laws.whole_slices import MATRIX as MATRIX
 from op_registry.laws.whole_slices import WHOLE_SLICES as WHOLE_SLICES
 from op_registry.laws.whole_slices import each_matrix as each_matrix
@@ -105,8 +95,6 @@ from op_registry.laws.whole_slices import replaced as replaced
 from op_registry.laws.whole_slices import spread_diagonal as spread_diagonal
 from op_registry.laws.whole_slices import whole_slices as whole_slices
 from op_registry.laws.whole_slices import whole_validity as whole_validity
-
-# Functions that register operators under a category in a line, and rules that are functions.
 from op_registry.laws.words import contraction as contraction
 from op_registry.laws.words import elementwise as elementwise
 from op_registry.laws.words import masked_rule as masked_rule
@@ -115,8 +103,6 @@ from op_registry.laws.words import opaque as opaque
 from op_registry.laws.words import reduction as reduction
 from op_registry.laws.words import refused as refused
 from op_registry.laws.words import scan as scan
-
-# Dense records, and the algebra of validity.
 from op_registry.records.broadcast import aligned_validity as aligned_validity
 from op_registry.records.broadcast import broadcast_along as broadcast_along
 from op_registry.records.broadcast import concatenated as concatenated
@@ -158,8 +144,6 @@ from op_registry.records.regrouped import regrouped as regrouped
 from op_registry.records.rows import put_rows as put_rows
 from op_registry.records.rows import take_rows as take_rows
 from op_registry.records.rows import valid_rows as valid_rows
-
-# Slices: helpers for reductions, scans, norms and sorts.
 from op_registry.records.slices import DenseSlices as DenseSlices
 from op_registry.records.slices import Moments as Moments
 from op_registry.records.slices import Order as Order
@@ -207,8 +191,6 @@ from op_registry.rule import Gap as Gap
 from op_registry.rule import Rule as Rule
 from op_registry.rule import Run as Run
 from op_registry.rule import packet_name as packet_name
-
-# Sparse records and their layouts: how a rule runs on them.
 from op_registry.sparse.broadcast import expand_sparse as expand_sparse
 from op_registry.sparse.broadcast import repeat_sparse as repeat_sparse
 from op_registry.sparse.broadcast import with_coordinates as with_coordinates

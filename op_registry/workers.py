@@ -52,7 +52,7 @@ def in_processes(
                 if not worker.has_answered():
                     continue
                 yield worker.answer
-                if waiting and worker.served < most and not isinstance(worker.answer, Lost):
+                if waiting and worker.served < most and worker.process.is_alive():
                     worker.give(waiting.pop())
                 else:
                     pool.remove(worker)

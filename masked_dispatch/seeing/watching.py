@@ -41,12 +41,12 @@ _active: list[Recorder] = []
 _lock = Lock()
 _installed = contextlib.ExitStack()
 _KEY = "masked_dispatch.trace"
-# What other modules tell while a call runs: their listeners, and the method of a recorder that is told.
-_TOLD: tuple[tuple[list[Any], str], ...] = (
-    (on_densify, "densified"),
-    (on_dense, "stored_densely"),
-    (update_policy.listeners, "mask_dropped"),
-    (ends.listeners, "batch_end"),
+# What other modules tell while a call runs: their listeners, and how a recorder is told.
+_TOLD: tuple[tuple[list[Any], Callable[[Recorder, Any], None]], ...] = (
+    (on_densify, lambda r, what: r.densified(what)),
+    (on_dense, lambda r, what: r.stored_densely(what)),
+    (update_policy.listeners, lambda r, what: r.mask_dropped(what)),
+    (ends.listeners, lambda r, what: r.batch_end(what)),
 )
 # Whether compiled functions run uncompiled yet; False until the process loads the compiler.
 _stance_is_set = [False]
@@ -111,10 +111,10 @@ def _run_uncompiled_from_now_on() -> None:
 
 
 @contextlib.contextmanager
-def _listening(listeners: list[Any], method: str) -> Iterator[None]:
+def _listening(listeners: list[Any], method: Callable[[Recorder, Any], None]) -> Iterator[None]:
     def tell(what: Any) -> None:
         for recorder in recorders_here():
-            getattr(recorder, method)(what)
+            method(recorder, what)
 
     listeners.append(tell)
     try:

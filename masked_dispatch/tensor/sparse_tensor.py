@@ -397,9 +397,15 @@ def rebuild_stored(
     return StoredPieces(values, full, stored.pattern.with_pieces(tuple(map(own, pieces))))
 
 
-def stored_around(*parts: Any) -> StoredPieces:
+def stored_around(
+    values: Tensor,
+    validity: Tensor | None,
+    layout: str,
+    sizes: tuple[int, ...],
+    pieces: tuple[Tensor, ...],
+    block: tuple[int, int] | None,
+) -> StoredPieces:
     """The same, without copying these tensors."""
-    values, validity, layout, sizes, pieces, block = parts
     check_saved(problem_of_stored(values, validity, layout, sizes, pieces, block, MaskedTensor))
     return StoredPieces(values, validity, Pattern(layout_named(layout), sizes, pieces, block))
 

@@ -22,7 +22,7 @@ from op_registry.bound import Bound
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.gradients import masked_like_its_tensor, same_gradient
 from op_registry.conformance.plain_torch import one_line, weighting
-from op_registry.conformance.ragged import Axes, Draw, Ragged
+from op_registry.conformance.ragged import Ragged
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.conformance.trees import tree_leaves
@@ -301,6 +301,3 @@ def _same_gradient(ragged: Ragged, name: str, got: Observed | None, of_samples: 
     if got is not None:
         want = torch.where(want.isinf() & ~got[0].isfinite(), torch.nan, want)
     same_gradient(f"the gradient of {name}", got, (want, None), mask, _GRADIENTS.get(want.dtype, _NARROW_GRADIENTS))
-
-
-__all__ = ["Axes", "Draw", "batch_is_its_samples"]

@@ -109,12 +109,13 @@ class Dimensions:
     def misfit(self, op: OpOverload) -> str | None:
         """Why no call of the overload can be as stated; None if it can."""
         names = [a.name for a in op._schema.arguments]
-        needed = {name.format_map(vars(self)): name for name in self.needs}
-        missing = [name for name in needed if name not in names]
+        missing = [name for needed in self.needs if (name := needed.format_map(vars(self))) not in names]
         if not missing:
             return None
-        chosen = ", ".join(repr(name) for name, template in needed.items() if name != template)
-        statement = f"{type(self).__name__}({chosen})"
+        given = [(name, value) for name, value in vars(self).items() if value != getattr(type(self), name, None)]
+        first = next(iter(vars(self)), None)
+        written = ", ".join(repr(value) if name == first else f"{name}={value!r}" for name, value in given)
+        statement = f"{type(self).__name__}({written})"
         return f"{statement}: the operator has no {' and '.join(missing)}; its arguments are {', '.join(names)}"
 
     def __str__(self) -> str:

@@ -119,7 +119,7 @@ class _State:
 
 
 def _zeros(shape: tuple[int, ...]) -> Tensor:
-    return torch.empty(shape, dtype=torch.float64)
+    return torch.zeros(shape, dtype=torch.float64)
 
 
 def _kinds(batch: Tensor, longer: Tensor) -> str:

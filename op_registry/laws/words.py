@@ -25,6 +25,7 @@ from op_registry.laws.categories import (
     ELEMENTWISE,
     MOVEMENT,
     OPAQUE,
+    QUERY,
     REDUCTION,
     REFUSED,
     SCAN,
@@ -113,6 +114,8 @@ def masked_rule(
     ops = registration.overloads(operators, category)
     stated = registration.traits(traits, OF_A_FUNCTION)
     registration.dimensions(ops, stated.dims, is_stated=True)
+    if torch_if_valid and (category is QUERY or stated.plain):
+        raise registration.error("torch_if_valid=True is for operators whose results have masks")
 
     def decorate(function: Run) -> Rule:
         if takes_call:

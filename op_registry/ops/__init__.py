@@ -6,5 +6,5 @@ Every module of every family is imported by its name, so that a new file of rule
 import importlib
 import pkgutil
 
-for module in pkgutil.walk_packages(__path__, f"{__name__}."):
-    importlib.import_module(module.name)
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)

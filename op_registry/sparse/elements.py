@@ -37,18 +37,20 @@ def lookup(x: Dense | Sparse, coordinates: Sequence[Tensor]) -> Dense:
     if isinstance(x, Dense) and x.ndim == 0:
         shape = coordinates[0].shape if coordinates else (1,)
         return x.map(lambda t: t.expand(shape))
-    return elements_at(x, tuple(coordinates[-x.ndim :]))
+    return elements_at(x, tuple(coordinates[-x.ndim :]), repeated=False)
 
 
-def elements_at(record: Dense | Sparse, coordinates: Coordinates) -> Dense:
-    """The elements at coordinates in the first dimensions, (n, …): in dimensions of size 1, which broadcast, at 0."""
+def elements_at(record: Dense | Sparse, coordinates: Coordinates, repeated: bool = True) -> Dense:
+    """The elements at coordinates in the first dimensions, (n, …): in dimensions of size 1, which broadcast, at 0.
+
+    repeated  whether many of them are the same, so that backward sums gradients: never in half precision
+    """
     sizes = zip(coordinates, record.shape, strict=False)
     index = tuple(torch.zeros_like(c) if known_to_hold(size == 1) else c for c, size in sizes)
     if isinstance(record, Sparse):
         return record.at(index)
     validity, data = record.full_validity, record.data
-    # The backward of the gather sums gradients, and sums are never accumulated in half precision.
-    gather_dtype = accumulation_dtype(data.dtype) if gradients_may_flow(data) else data.dtype
+    gather_dtype = accumulation_dtype(data.dtype) if repeated and gradients_may_flow(data) else data.dtype
     gathered = gather(data.to(gather_dtype), index).to(data.dtype)
     return Dense(gathered, None if validity is None else gather(validity, index))
 

@@ -336,3 +336,10 @@ def test_no_element_is_taken_from_sparse_storage(x):
     with md.densify("never"):
         taken = x.to_sparse_csr().take(torch.empty(0, dtype=torch.int64))
     assert taken.shape == (0,)
+
+
+@pytest.mark.parametrize("layout", ["dense", "csr"])
+def test_weights_of_a_histogram_have_its_shape(layout):
+    x = md.masked_tensor(torch.rand(3, 4), torch.rand(3, 4) > 0.3)
+    with pytest.raises(RuntimeError, match="weight tensor .* should have the same shape"):
+        torch.histogram(x if layout == "dense" else x.to_sparse_csr(), 4, weight=torch.ones(1, 4))

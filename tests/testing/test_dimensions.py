@@ -274,9 +274,12 @@ def test_the_sizes_of_parts_are_arguments() -> None:
         (Windows("pad"), "Windows('pad'): the operator has no pad; its arguments are self, other, alpha"),
         (Indexed(), "Indexed(): the operator has no dim and index; its arguments"),
         (AtIndices(), "AtIndices(): the operator has no indices; its arguments are self, other, alpha"),
-        (Along("moved"), "Along('dim'): the operator has no dim; its arguments are self"),
+        (Along("moved"), "Along('moved'): the operator has no dim; its arguments are self"),
         (Reshaped(), "Reshaped(): the operator has no size; its arguments are self, other, alpha"),
-        (ByArgument("left", Elementwise(), Elementwise()), "ByArgument('left'): the operator has no left; its"),
+        (
+            ByArgument("left", Elementwise(), Elementwise()),
+            "ByArgument('left', true=Elementwise(), false=Elementwise()): the operator has no left",
+        ),
         (Equation("mk->m"), "'mk->m' has 1 operands, and the operator's tensors are self, other"),
     ],
 )

@@ -20,6 +20,7 @@ import masked_dispatch as md
 from op_registry import authoring, registry
 from op_registry.authoring import (
     COMPOSITE,
+    QUERY,
     REDUCTION,
     Equation,
     LastDims,
@@ -217,6 +218,10 @@ def test_the_line_is_that_of_the_registration() -> None:
             lambda: masked_rule(OWN.powers, category=REDUCTION, dims=LastDims("shape")),
             "dims=LastDims('shape'): the operator has no shape; its arguments are x, p "
             "(torch.ops.registration.powers)",
+        ),
+        (
+            lambda: masked_rule(OWN.twice, category=QUERY, torch_if_valid=True),
+            "torch_if_valid=True is for operators whose results have masks",
         ),
         (lambda: elementwise(OWN.twice, derivative="linea"), "derivative='linea' is not one of 'linear', 'bilinear', "),
         (lambda: reduction(OWN.twice, identity="0"), "identity='0' is not a number, or a function of the dtype"),

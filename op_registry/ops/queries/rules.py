@@ -214,14 +214,15 @@ def without_invalid(
 
     Where values are `points`, with coordinates along the last dimension, each coordinate has its own range.
     """
-    if validity is None or values.numel() == 0:
+    shape = values.shape[:-1] if points else values.shape
+    misfits = weight is not None and weight.shape != shape  # torch raises its error
+    if validity is None or values.numel() == 0 or misfits:
         return values, None if weight is None else weight.data
     valid = as_bool(validity)
     candidates = torch.where(valid, values, -math.inf)
     greatest = candidates.flatten(0, -2).amax(0) if points else candidates.amax()
     # 0.5 where nothing is valid: torch extends an empty range by 0.5 on both sides, and uses [0, 1] for no elements.
     inside = torch.where(greatest > -math.inf, greatest, 0.5)
-    shape = values.shape[:-1] if points else values.shape
     weights = values.new_ones(shape) if weight is None else weight.data
     return torch.where(valid, values, inside), torch.where(valid.squeeze(-1) if points else valid, weights, 0)
 

@@ -13,6 +13,7 @@ from op_registry.authoring import (
     COO,
     Bound,
     Dense,
+    NotLowered,
     Permuted,
     Sparse,
     as_int8,
@@ -63,6 +64,8 @@ def histc(op: OpOverload, self: Sparse, *args: Any, **kwargs: Any) -> Any:
 @queries.histogram.lowering(Sparse)
 @on_call(sparse="self", dense="bins")
 def histogram(c: Bound) -> Any:
+    if c.weight is not None and c.weight.shape != c.self.shape:
+        raise NotLowered("the weights have another shape")
     flat, coordinates = valid_elements(c.self)
     weights = None if c.weight is None else lookup(c.weight, coordinates)
     if flat.shape[0] == 0:  # an invalid element instead, to get the range of the rule for dense storage, not torch's
