@@ -341,5 +341,5 @@ def test_no_element_is_taken_from_sparse_storage(x):
 @pytest.mark.parametrize("layout", ["dense", "csr"])
 def test_weights_of_a_histogram_have_its_shape(layout):
     x = md.masked_tensor(torch.rand(3, 4), torch.rand(3, 4) > 0.3)
-    with pytest.raises(RuntimeError, match="weight tensor .* should have the same shape"):
+    with pytest.raises(RuntimeError, match=r"weight tensor .* should have the same shape"):
         torch.histogram(x if layout == "dense" else x.to_sparse_csr(), 4, weight=torch.ones(1, 4))
