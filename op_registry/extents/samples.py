@@ -276,7 +276,7 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
 def _through_channels(call: Bound, labels: Labels, name: str, through: Sequence[Factor], run: Run) -> Any:
     """Windows where `through`, some of the factors, depend on the channels, over which the windows sum."""
     record, dims = call.tensors[name], labels.operands[name]
-    if any(labels.role_of(dims[d]) == "window" for f in through for d in f.depends if f.along[d] is not SAMPLES):
+    if any(labels.role_of(dims[d]) == "window" for f in through for d in f.depends):
         raise refuse(call, "the positions that are there differ from channel to channel")
     others = [f for f in factors_of(record) if f not in through]
     result = windowed(call.with_(**{name: Dense(record.data, record.validity, extent_of(others, False))}), labels, run)
