@@ -126,7 +126,7 @@ class Segments:
         key = ("nonempty", self.along, self.occupied)
         nonempty: Tensor = self.pattern.cached(key, lambda: as_int8(self.stored_counts > 0))
         shape = [1 if d in self.inside else x.shape[d] for d in range(1, x.ndim)]
-        return nonempty.reshape(-1, *[1] * len(shape)).expand(-1, *shape)
+        return nonempty.reshape(-1, *[1] * len(shape)).expand(-1, *shape) if shape else nonempty
 
     @property
     def segment_ids(self) -> Tensor:
