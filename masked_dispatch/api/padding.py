@@ -103,7 +103,8 @@ def _numbering_positions(name: str, x: Tensor, dim: int) -> int:
     if not extent.numbers(dim):
         raise ValueError(
             f"{name}: dimension {dim} of a tensor of shape {shape} numbers no positions of its samples; these "
-            f"do: {', '.join(map(str, extent.positions)) or 'none'}"
+            f"do: {', '.join(map(str, extent.positions)) or 'none'}. masked_dispatch.padded(x, extent) says which "
+            "positions are there"
         )
     if any(isinstance(as_positions(factor.along[dim]), Merged) for factor in extent.factors):
         raise ValueError(
