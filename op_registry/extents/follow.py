@@ -92,9 +92,8 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
         if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):
             return record
-        known = sizes | sizes_of_parts(dims, record.shape, sizes)
         operands = [
-            [f for f in carried_to(factors, labels.operands[name], dims, known, records[name], record) if f is not None]
+            carried_to(factors, labels.operands[name], dims, sizes, records[name], record)
             for name, factors in given.items()
         ]
         found = combined(operands, call.rule.name)
@@ -105,7 +104,7 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     return for_each_result(result, labels.results, of_result)
 
 
-def sizes_of_parts(dims: Sequence[Dimension], shape: Sequence[int], sizes: Mapping[Label, int]) -> dict[Label, int]:
+def _of_parts(dims: Sequence[Dimension], shape: Sequence[int], sizes: Mapping[Label, int]) -> dict[Label, int]:
     """The sizes of those parts of merged dimensions that follow from the others."""
     found: dict[Label, int] = {}
     for dim, size in zip(dims, shape, strict=False):
@@ -123,8 +122,9 @@ def carried_to(
     sizes: Mapping[Label, int],
     record: AnyRecord,
     result: AnyRecord,
-) -> list[Factor | None]:
-    """The factors of an operand as factors of a result; None for one that leaves no trace."""
+) -> list[Factor]:
+    """The factors of an operand that leave a trace in a result, as factors of the result."""
+    sizes = {**sizes, **_of_parts(dims, result.shape, sizes)}
     known = dict(zip(dims, result.shape, strict=False))
     broadcast: frozenset[Any] = frozenset(
         dim
@@ -134,7 +134,8 @@ def carried_to(
     device = result.device
     if device != record.device:
         factors = [factor.moved_by(lambda there: there.to(device)) for factor in factors]
-    return [carried(factor, operand, dims, sizes, broadcast) for factor in factors]
+    moved = [carried(factor, operand, dims, sizes, broadcast) for factor in factors]
+    return [factor for factor in moved if factor is not None]
 
 
 def _has_empty(labels: Labels, sizes: Mapping[Label, int]) -> bool:

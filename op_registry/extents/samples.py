@@ -44,7 +44,6 @@ from op_registry.extents.follow import (
     records_of,
     refuse,
     sizes_of,
-    sizes_of_parts,
     with_factors,
     without,
 )
@@ -209,8 +208,7 @@ def chosen(call: Bound, labels: Labels, run: Run) -> Any:
 
     def factors(name: str) -> list[Factor]:
         record = records[name]
-        found = carried_to(factors_of(record), labels.operands[name], dims, sizes, record, result)
-        return [f for f in found if f is not None]
+        return carried_to(factors_of(record), labels.operands[name], dims, sizes, record, result)
 
     condition, *branches = (factors(name) if name in records else [] for name in call.tensors)
     of_sample = [[f for f in each if not f.positions] for each in branches]
@@ -280,10 +278,8 @@ def _through_channels(call: Bound, labels: Labels, name: str, through: Sequence[
         raise refuse(call, "the positions that are there differ from channel to channel")
     others = [f for f in factors_of(record) if f not in through]
     result = windowed(call.with_(**{name: Dense(record.data, record.validity, extent_of(others, False))}), labels, run)
-    sizes = sizes_of(call, labels)
-    known = sizes | sizes_of_parts(labels.results[0], result.shape, sizes)
-    kept = carried_to(through, dims, labels.results[0], known, record, result)
-    found = combined([factors_of(result), [f for f in kept if f is not None]], call.rule.name)
+    kept = carried_to(through, dims, labels.results[0], sizes_of(call, labels), record, result)
+    found = combined([factors_of(result), kept], call.rule.name)
     return Dense(result.data, result.validity, extent_of(found, False))
 
 
