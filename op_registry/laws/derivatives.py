@@ -14,6 +14,7 @@ Formulas that are linear in the gradient and otherwise read only positions are r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from op_registry.records.dense import Dense, all_valid, valid_in_all
 from op_registry.records.fill import fill_where_invalid
 from op_registry.registry import registry
 from op_registry.resolve import by_rule
-from op_registry.rule import Rule, written_at
+from op_registry.rule import Rule, Run, written_at
 
 # Computes an argument of the forward operator from the arguments of its derivative, by their names in the schema.
 Given = Callable[[Mapping[str, Any]], Any]
@@ -61,6 +62,18 @@ def run_plain(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return results_like(op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()}), None)
 
 
+def where_masked(function: Run, takes_op: bool) -> Run:
+    """A rule's run, called with the overload first: `function` if something is masked, else the operator itself."""
+
+    @functools.wraps(function)
+    def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        if all_valid(*args, *kwargs.values()):
+            return run_plain(op, args, kwargs)
+        return function(op, *args, **kwargs) if takes_op else function(*args, **kwargs)
+
+    return run
+
+
 def derivative(op: OpOverload, *, of: OpOverload, by: Sequence[str] = ("self",), **given: Given) -> Rule:
     """Register `op`, whose first argument is the gradient of the result of `of` (of its first result).
 
@@ -75,8 +88,6 @@ def derivative(op: OpOverload, *, of: OpOverload, by: Sequence[str] = ("self",),
     defaults = {a.name: a.default_value for a in of._schema.arguments}
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if all_valid(*args, *kwargs.values()):
-            return run_plain(op, args, kwargs)
         arguments = bind_by_name(op, args, kwargs)
         forward_arguments = {**defaults, **{k: v for k, v in arguments.items() if k in defaults}}
         forward_arguments |= {name: compute(arguments) for name, compute in given.items()}
@@ -91,7 +102,7 @@ def derivative(op: OpOverload, *, of: OpOverload, by: Sequence[str] = ("self",),
 
     run.__name__ = run.__qualname__ = op._schema.name.removeprefix("aten::")
     run.__doc__ = f"The derivative of {of} with respect to {', '.join(by)}."
-    return registry.add(Rule((op,), DERIVATIVE, run, takes_op=False, where=written_at(2)))
+    return registry.add(Rule((op,), DERIVATIVE, where_masked(run, takes_op=False), takes_op=True, where=written_at(2)))
 
 
 def requested_gradients(grads: Sequence[Dense | None], output_mask: Sequence[bool]) -> tuple[Dense | None, ...]:
