@@ -31,7 +31,7 @@ class Parts:
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.kinds = [_kind(value) for value in values]
-        self.extents = [value._extent if isinstance(value, MaskedTensor) else None for value in values]
+        self.extents = [_extent_of_any(value) for value in values]
 
     def apart(self, values: Sequence[Any]) -> list[Any]:
         """The plain values that stand for `values`."""
@@ -70,6 +70,15 @@ class Parts:
         return self
 
 
+def _extent_of_any(value: Any) -> Extent | None:
+    """The extent of a value, whose samples may be empty in another branch or step."""
+    extent = value._extent if isinstance(value, MaskedTensor) else None
+    if extent is None:
+        return None
+    factors = tuple(replace(f, along=along) for f, along in zip(extent.factors, extent.places, strict=True))
+    return Extent(factors, extent.is_mask)
+
+
 def _booleans(value: Any, extent: Extent | None, number: int) -> list[Tensor]:
     """The booleans of a value of which this is known, as numbers; everywhere true for one without an extent."""
     found = value._extent if isinstance(value, MaskedTensor) else None
@@ -79,7 +88,7 @@ def _booleans(value: Any, extent: Extent | None, number: int) -> list[Tensor]:
             torch.ones([1 if a is None else s for a, s in zip(along, value.shape, strict=True)], dtype=_number(value))
             for along in known
         ]
-    if extent is None or found.known != extent.known:
+    if extent is None or found.places != extent.places:
         raise MaskedSemanticsError(
             f"value {number} of shape {tuple(value.shape)} knows of other padding in one branch, or one step, than in "
             "another. Give it the same in all, masked_dispatch.padded(y, dim=…) or masked_dispatch.align; or treat "

@@ -63,7 +63,7 @@ def _have_the_same(target: MaskedTensor, source: Tensor) -> bool:
 def _same_in_graph(target: MaskedTensor, source: Tensor) -> None:
     """Assert that a write to memory that others share changes no extent: a graph cannot change what they know."""
     own, received = target._extent, source._extent if isinstance(source, MaskedTensor) else None
-    if own is None or received is None or own.known != received.known or (own.is_mask and not received.is_mask):
+    if own is None or received is None or own.places != received.places or (own.is_mask and not received.is_mask):
         raise MaskedSemanticsError(written_through_view(target))
     mine, other = torch.ops.masked_dispatch.extent(target), torch.ops.masked_dispatch.extent(source)
     assert_when_run(mine == other, written_through_view(target))

@@ -24,7 +24,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_eager, schema_of
 from op_registry.dimensions.rows import row_reader
-from op_registry.extents.remembered import extent_kept
+from op_registry.extents.remembered import planned
 from op_registry.laws.categories import ONE_FOR_EACH_SLICE, argument, reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
@@ -116,10 +116,12 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
             return general(keyset, x, *rest, **kwargs)
         validity = x._stored_validity if x._family is None else shared_validity(x)
         data, extent = x._data, x._extent
+        everywhere = False
         if extent is not None:
-            extent = extent_kept(rule, op, (Dense(data, validity, extent), *rest))
-            if extent is None:
+            plan = planned(rule, op, (Dense(data, validity, extent), *rest))
+            if plan is None:
                 return general(keyset, x, *rest)
+            extent, everywhere = plan
         if validity is None:
             return with_extent(wrap(call(data, *rest), None), extent)
         if not (always or (type(data) is Tensor and data.dtype in _REAL and data.numel())):
@@ -130,7 +132,7 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
         elif value is not None:
             data = Dense(data, validity).filled(value)
         found = call(data, *rest) if divisor is None else sum_up(data, *rest) / divisor
-        return with_extent(wrap(found, some), extent)
+        return with_extent(wrap(found, None if everywhere else some), extent)
 
     return kernel
 

@@ -7,6 +7,7 @@ whatever the file contains. We still read earlier versions; 1 and 2 called the f
     2  writes the parts that tensors share with their views once
     3  writes the version first
     4  writes which positions of a padded batch are there
+    5  writes whether every sample of it has a position
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.saved import check_saved
 from op_registry.records.kept import without_kept
 
-VERSION = 4
+VERSION = 5
 # The first version that `load` is called with.
 _FIRST = 3
 

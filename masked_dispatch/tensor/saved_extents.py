@@ -23,7 +23,7 @@ def parts_of_extent(extent: Extent | None) -> tuple[tuple[Any, ...], ...]:
     if extent is None:
         return ()
     theres = (None if factor.said is None else without_kept(factor.there) for factor in extent.factors)
-    return ((extent.is_mask, known_of(extent), *theres),)
+    return ((extent.is_mask, known_of(extent, counts=True), *theres),)
 
 
 def saved_extent(tensor: Tensor, parts: object, masked: type[Tensor]) -> Extent | None:

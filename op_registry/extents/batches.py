@@ -39,7 +39,6 @@ def extent_of_rows(records: Sequence[Dense], name: str) -> Extent | None:
 def _extent_of_rows(
     records: Sequence[Dense], given: Sequence[Sequence[Factor]], rows: Sequence[int], name: str
 ) -> Extent | None:
-    extents = [record.extent for record in records]
     padded = all(r.validity is None if r.extent is None else r.extent.is_mask for r in records)
     kinds = {tuple(factor.depends for factor in factors) for factors in given if factors}
     if len(kinds) > 1:
@@ -48,7 +47,7 @@ def _extent_of_rows(
             "are there. Pass x.without_extent(), in which padding counts as missing."
         )
     if not kinds:
-        return extent_of((), padded and any(extent is not None for extent in extents))
+        return None
     number = len(next(iter(kinds)))
     factors = [_end_to_end([f[n] if f else None for f in given], rows) for n in range(number)]
     return extent_of(factors, padded)

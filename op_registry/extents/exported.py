@@ -35,7 +35,7 @@ def stated(extent: Extent) -> str:
                 "an example has a dimension that is merged of others, of which it knows which positions are there. "
                 "Merge dimensions inside the module; or pass x.without_extent(), in which padding counts as missing"
             )
-        found.append(letters[replace(along, parts=()) if isinstance(along, Positions) else along])
+        found.append(letters[replace(along, parts=(), nonempty=False) if isinstance(along, Positions) else along])
     ndim = len(found) // max(len(extent.factors), 1)
     return ",".join("".join(found[n : n + ndim]) for n in range(0, len(found), ndim or 1))
 

@@ -34,11 +34,13 @@ class Positions:
     contiguous  whether a sample's positions follow one another
     from_start  whether they begin at index 0
     parts       after a join: the size of each part, and what was known of it (None: it is there everywhere)
+    nonempty    whether every sample is known to have a position
     """
 
     contiguous: bool = True
     from_start: bool = True
     parts: tuple[tuple[int, Along], ...] = ()
+    nonempty: bool = False
 
     @property
     def is_prefix(self) -> bool:
@@ -86,8 +88,15 @@ def as_positions(along: Along) -> Along:
     if isinstance(along, Merged):
         first, *rest = [part for size, part in along.parts if not (part is None and size == 1)] or [None]
         if isinstance(first, Positions) and not any(part is not None for part in rest):
-            return Positions(first.contiguous, first.from_start)
+            return Positions(first.contiguous, first.from_start, nonempty=first.nonempty)
     return along
+
+
+def maybe_empty(along: Along) -> Along:
+    """What is known of a dimension where samples may have lost all of their positions."""
+    if isinstance(along, Positions):
+        return replace(along, nonempty=False)
+    return replace(along, parts=tuple((s, maybe_empty(a)) for s, a in along.parts)) if isinstance(along, Merged) else along
 
 
 def without_order(along: Along) -> Along:
@@ -171,8 +180,7 @@ def computed(move: Callable[..., Tensor], *of: Tensor | Boolean) -> Tensor | Boo
 class Extent:
     """Which positions are there: those that every factor has.
 
-    is_mask  whether what is valid is there and nothing else is: a batch that is padded and has no missing values.
-             (Without factors: what is invalid has been reduced from samples of length 0.)
+    is_mask  whether what is valid is there and nothing else is: a batch that is padded and has no missing values
 
     Tensors may share an extent that is their mask and have different masks: the same object says nothing of positions.
     """
@@ -204,6 +212,11 @@ class Extent:
     def known(self) -> tuple[tuple[Along, ...], ...]:
         """All that is known without reading a tensor."""
         return tuple(factor.along for factor in self.factors)
+
+    @property
+    def places(self) -> tuple[tuple[Along, ...], ...]:
+        """The same, but not whether every sample has a position: what differs from batch to batch of one kind."""
+        return tuple(tuple(map(maybe_empty, along)) for along in self.known)
 
     def numbers(self, dim: int) -> bool:
         """Whether `dim` (not negative) numbers positions."""
@@ -301,10 +314,19 @@ def there(record: AnyRecord) -> Tensor:
 
 def first_known(factors: Sequence[Factor]) -> tuple[Along, ...]:
     """What the first factor that depends on a dimension knows of it, dimension by dimension."""
-    return tuple(
-        next((along for along in knowns if along is not None), None)
-        for knowns in zip(*[f.along for f in factors], strict=True)
-    )
+    return tuple(map(_first_known, zip(*[f.along for f in factors], strict=True)))
+
+
+def _first_known(alongs: Sequence[Along]) -> Along:
+    known = [along for along in alongs if along is not None]
+    if not known:
+        return None
+    return known[0] if all(map(is_nonempty, known)) else maybe_empty(known[0])
+
+
+def is_nonempty(along: Along) -> bool:
+    """Whether every sample is known to have a position along the dimension."""
+    return isinstance(along, Positions) and along.nonempty
 
 
 def index_along(dim: int, size: int, ndim: int, device: torch.device) -> Tensor:
@@ -319,9 +341,9 @@ def along_dim(record: AnyRecord, dim: int) -> Tensor | None:
 
 def extent_of(factors: Sequence[Factor], is_mask: bool) -> Extent | None:
     """The extent of these factors, whose boolean is the mask itself where only one is and `is_mask`."""
-    if not factors and not is_mask:
+    if not factors:
         return None
-    if is_mask and len(factors) <= 1:
+    if is_mask and len(factors) == 1:
         known = tuple(factor.along for factor in factors)
         with contextlib.suppress(TypeError):  # (a size of a graph has no hash)
             return _of_mask(known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +12,21 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
 from op_registry.dimensions.views import View
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents.combine import combined
+from op_registry.extents.combine import check_meetings, together
 from op_registry.extents.factors import (
     Extent,
     Factor,
     extent_of,
     factors_of,
 )
+from op_registry.extents.nothing import Given, of_nothing, used_up, where_nothing
 from op_registry.extents.regroup import carried
-from op_registry.laws.categories import CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT
+from op_registry.laws.categories import CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT, REDUCTION
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
+from op_registry.rule import Rule
 from op_registry.sparse.permuted import AnyRecord, Permuted
-from op_registry.sparse.record import Sparse
+from op_registry.sparse.record import NotLowered, Sparse
 
 # A record of any storage.
 RECORDS = (Dense, Sparse, Permuted)
@@ -88,20 +91,47 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     fills = made or mixes or written is not None
     keeping = _KEEPING | {"selected"} if isinstance(call.rule.dims, View) else _KEEPING
     grows = fills or not keeping.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
+    check_meetings(call, labels, given, sizes)
+    numbers = itertools.count()
+
+    def carried_from(dims: Sequence[Dimension], record: AnyRecord, of: Given = given) -> list[list[Factor]]:
+        return [carried_to(fs, labels.operands[n], dims, sizes, records[n], record) for n, fs in of.items()]
 
     def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
+        number = next(numbers)
         if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):
             return record
-        operands = [
-            carried_to(factors, labels.operands[name], dims, sizes, records[name], record)
-            for name, factors in given.items()
-        ]
-        found = combined(operands, call.rule.name)
+        found = together(carried_from(dims, record))
         if made:  # it is valid everywhere, or nowhere, whatever was read
             return with_factors(record, found, is_all_valid(record), grows, whole=True)
-        return with_factors(record, found, padded, grows, whole)
+        gone = used_up(labels, dims, given, sizes)
+        if not gone and not found and padded and whole and _has_all(call.rule):
+            return Outcome(record, None, "there")
+        if not gone or is_all_valid(record):
+            return with_factors(record, found, padded, grows, whole)
+        if any_stored(call):
+            raise NotLowered("samples without positions have results of their own, on dense storage")
+        instead = of_nothing(call, labels, gone)
+        if instead is not None:
+            instead = instead[number] if isinstance(instead, (list, tuple)) else instead
+            moved = carried_from((*dims, *gone), record, depending(given, labels, gone))
+            record = where_nothing(record, [f for factors in moved for f in factors], len(gone), instead)
+        return with_factors(record, found, padded=False)
 
     return for_each_result(result, labels.results, of_result)
+
+
+def _has_all(rule: Rule) -> bool:
+    """Whether a result of an operator is valid wherever any element that it reduces or contracts is."""
+    return rule.category is CONTRACTION or (rule.category is REDUCTION and rule.traits.identity is not None)
+
+
+def depending(given: Given, labels: Labels, gone: Sequence[Label]) -> Given:
+    """The factors that depend on one of these labels."""
+    return {
+        name: [f for f in factors if any(a in gone for d in f.depends for a in atoms(labels.operands[name][d]))]
+        for name, factors in given.items()
+    }
 
 
 def _of_parts(dims: Sequence[Dimension], shape: Sequence[int], sizes: Mapping[Label, int]) -> dict[Label, int]:
@@ -147,11 +177,12 @@ def _has_empty(labels: Labels, sizes: Mapping[Label, int]) -> bool:
 
 
 def there_says_all(records: Mapping[str, AnyRecord]) -> bool:
-    """Whether factors say of each operand what is valid (not so what was reduced from samples of length 0)."""
-    return all(is_all_valid(r) or (r.extent is not None and r.extent.factors) for r in records.values())
+    """Whether factors say of each operand what is valid."""
+    return all(is_all_valid(r) or r.extent is not None for r in records.values())
 
 
-# How the validity of a result follows: "kept" as it is; "both" valid where it is there, too; "there" where it is there;
+# How the validity of a result follows: "kept" as it is; "both" valid where it is there, too; "there" where it is there,
+# which is everywhere without an extent;
 # "part" as "both", for a view whose mask hides more than that part of its base's mask.
 Mask = Literal["kept", "both", "there", "part"]
 

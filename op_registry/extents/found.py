@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from op_registry.extents.factors import (
 )
 from op_registry.extents.follow import is_all_valid
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import may_be_read
+from op_registry.records.tracing import computed_at_once, may_be_read, recording
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.permuted import AnyRecord, keeps_dims_in_view, shown
 from op_registry.sparse.record import Sparse
@@ -89,7 +90,10 @@ def padded_along(record: AnyRecord, there: Tensor, known: str) -> Any:
     known  a letter for each dimension, see LETTERS, or "?": the layout of the samples is read from the boolean
     """
     there = as_int8(there)
-    along = tuple(layout_of(there, dim) if letter == "?" else LETTERS[letter] for dim, letter in enumerate(known))
+    along = tuple(
+        layout_of(there, dim) if letter == "?" else _with_count(LETTERS[letter], there, dim)
+        for dim, letter in enumerate(known)
+    )
     before = record.extent
     is_mask = is_all_valid(record) if before is None else before.is_mask
     return with_extent(confined(record, there), extent_of([*factors_of(record), Factor(along, there)], is_mask))
@@ -129,14 +133,22 @@ def _factor(there: Tensor, positions: Sequence[int], samples: int) -> Factor:
 def layout_of(there: Tensor, dim: int) -> Positions:
     """Whether samples are contiguous along `dim`, and begin at 0; where values cannot be read, neither is known."""
     if not may_be_read(there):
-        return SCATTERED
+        return _with_count(SCATTERED, there, dim)
     size = there.shape[dim]
     valid = as_bool(there)
     index = index_along(dim, size, there.ndim, there.device)
     count = valid.sum(dim, keepdim=True)
+    nonempty = bool((count > 0).all())
     if bool((valid == (index < count)).all()):
-        return PREFIX
+        return replace(PREFIX, nonempty=nonempty)
     last = torch.where(valid, index, -1).amax(dim, keepdim=True)
     first = torch.where(valid, index, size).amin(dim, keepdim=True)
     contiguous = bool(((last - first + 1 == count) | (count == 0)).all())
-    return Positions(contiguous=contiguous, from_start=False)
+    return Positions(contiguous=contiguous, from_start=False, nonempty=nonempty)
+
+
+def _with_count(along: Along, there: Tensor, dim: int) -> Any:
+    """What is known of a dimension, and whether every sample has a position there: asked once for a batch."""
+    if not isinstance(along, Positions) or not computed_at_once(there) or recording():
+        return along
+    return replace(along, nonempty=bool(there.any(dim).all()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Elementwise, Label, Labels, atoms
 from op_registry.dimensions.movements import AtIndices, Indexed
 from op_registry.dimensions.views import View
-from op_registry.extents.combine import combined
+from op_registry.extents.combine import check_meetings, combined
 from op_registry.extents.factors import (
     SAMPLES,
     Along,
@@ -42,6 +43,7 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
     records = records_of(call)
     if call.rule.category.name == "accumulation":
         return written(call, labels, run)
+    _check_meetings(call, labels, records)
     first, record = next(iter(records.items()))
     indexed = [d for d, dim in enumerate(labels.operands[first]) if labels.role_of(dim) == "indexed"]
     hidden = [f for f in factors_of(record) if any(f.along[d] is not None for d in indexed)]
@@ -64,6 +66,21 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
         raise NotLowered("it reads at positions of samples, on dense storage")
     moved = [_read(call, first, f, labels) for f in hidden]
     return with_factors(result, combined([*others, moved], call.rule.name), only_padded(records))
+
+
+def _check_meetings(call: Bound, labels: Labels, records: Mapping[str, AnyRecord]) -> None:
+    """Refuse operands at different places where they meet: indices one another, and a boolean what it selects from."""
+    operands, covered = dict(labels.operands), 0
+    if isinstance(call.rule.dims, AtIndices):
+        dims = labels.operands[next(iter(records))]
+        for n, index in enumerate(call["indices"]):
+            selects = index is not None and index.dtype in (torch.bool, torch.uint8)
+            width = index.ndim if selects else 1
+            if selects:
+                operands[f"indices[{n}]"] = dims[covered : covered + width]
+            covered += width
+    given = {name: factors_of(record) for name, record in records.items()}
+    check_meetings(call, replace(labels, operands=operands), given, sizes_of(call, labels))
 
 
 def _read(call: Bound, first: str, factor: Factor, labels: Labels) -> Factor:
@@ -105,6 +122,7 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     if isinstance(call.rule.dims, Elementwise):
         return followed(call, labels, call.applied(run), written=first)
     _check_counts(call, labels, records)
+    _check_meetings(call, labels, records)
     result: Dense = call.applied(run)
     others = {n: r for n, r in records.items() if n != first and r.extent is not None and r.extent.factors}
     if call.rule.category is ASSIGNMENT:

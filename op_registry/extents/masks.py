@@ -50,8 +50,6 @@ def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
         return with_extent(total, extents[0])
     given = [factors_of(record) for record in records]
     first = given[0]
-    if not any(given):  # reduced from samples, of which some are empty
-        return with_extent(total, extent_of((), all(e is not None and e.is_mask for e in extents)))
     if any(len(factors) != 1 or factors[0].along != first[0].along for factors in given) or len(first) != 1:
         raise MaskedSemanticsError(
             "accumulate: its operands know by different dimensions which of their positions are there. Sum tensors "

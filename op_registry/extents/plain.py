@@ -7,21 +7,26 @@ from typing import Any
 from op_registry.extents.factors import SAMPLES, Along, Extent, Merged, Positions, Samples
 
 # None, ("samples",), ("positions", contiguous, from_start, parts) or ("merged", parts); parts are (size, known) each.
+# Positions end with True where every sample is known to have one: files say so, messages between ranks do not, whose
+# samples are others.
 Plain = tuple[Any, ...] | None
 
 
-def known_of(extent: Extent) -> tuple[tuple[Plain, ...], ...]:
-    """What each factor knows of each dimension, in plain form."""
-    return tuple(tuple(map(in_plain, along)) for along in extent.known)
+def known_of(extent: Extent, counts: bool = False) -> tuple[tuple[Plain, ...], ...]:
+    """What each factor knows of each dimension, in plain form; with `counts`, whether every sample has a position."""
+    return tuple(tuple(in_plain(along, counts) for along in alongs) for alongs in extent.known)
 
 
-def in_plain(along: Along) -> Plain:
+def in_plain(along: Along, counts: bool) -> Plain:
     if along is None:
         return None
     if isinstance(along, Samples):
         return ("samples",)
-    parts = tuple((size, in_plain(part)) for size, part in along.parts)
-    return ("merged", parts) if isinstance(along, Merged) else ("positions", along.contiguous, along.from_start, parts)
+    parts = tuple((size, in_plain(part, counts)) for size, part in along.parts)
+    if isinstance(along, Merged):
+        return ("merged", parts)
+    known = ("positions", along.contiguous, along.from_start, parts)
+    return (*known, True) if counts and along.nonempty else known
 
 
 def read(plain: object) -> Along:
@@ -33,6 +38,8 @@ def read(plain: object) -> Along:
             return SAMPLES
         case ("positions", bool(contiguous), bool(from_start), parts):
             return Positions(contiguous, from_start, _parts(parts))
+        case ("positions", bool(contiguous), bool(from_start), parts, True):
+            return Positions(contiguous, from_start, _parts(parts), nonempty=True)
         case ("merged", parts):
             return Merged(_parts(parts))
     raise ValueError(f"what it knows of a dimension is {plain!r}")

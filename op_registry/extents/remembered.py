@@ -72,14 +72,18 @@ def remembered(
     return for_each(result, lambda r: _as_planned(r, next(told), records))
 
 
-def extent_kept(rule: Rule, op: OpOverload, args: Sequence[Any]) -> Extent | None:
-    """The extent of a call's one result, if that is its mask, as the rule leaves it; None if that is not known yet."""
+def planned(rule: Rule, op: OpOverload, args: Sequence[Any]) -> tuple[Extent | None, bool] | None:
+    """The extent of a call's one result, if that is its mask or it has none, and whether it is valid everywhere; None
+    if that is not known yet, or has to be computed.
+    """
     key = _key(args, [])
     plan = None if key is None else _plans.get((rule, op, key))
     if plan is None or len(plan) != 1 or plan[0] is None:
         return None
     extent, mask = plan[0]
-    return extent if mask == "kept" and extent is not None and extent.is_mask and not extent.says else None
+    if extent is None:
+        return None, mask == "there"
+    return (extent, False) if mask == "kept" and extent.is_mask and not extent.says else None
 
 
 def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | None:
@@ -255,7 +259,9 @@ def finished(result: Any) -> Any:
     if not isinstance(result, Outcome):
         return result
     record, extent, mask = result.record, result.extent, result.mask
-    if extent is None or mask == "kept":
+    if extent is None:
+        return Dense(record.data) if mask == "there" and isinstance(record, Dense) else with_extent(record, None)
+    if mask == "kept":
         return with_extent(record, extent)
     there = conjunction(extent.factors)
     extent = extent_of(extent.factors, extent.is_mask)

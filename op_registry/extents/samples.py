@@ -15,7 +15,6 @@ from op_registry.dimensions.labels import Labels
 from op_registry.extents import regroup, stored
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
-    PREFIX,
     SAMPLES,
     Extent,
     Factor,
@@ -79,7 +78,7 @@ def ends(record: Dense, dim: int, k: int, last: bool = False) -> Dense:
         order = order.gather(dim, index + (count - k).clamp(min=0))
     else:
         order = order.narrow(dim, 0, k)
-    factor = _joint(gone, as_int8(index < count)).knowing(dim, PREFIX)
+    factor = _joint(gone, as_int8(index < count)).knowing(dim, _in_front(gone, dim))
     kept = without(record, [dim])
     return _gathered(record, dim, order, [*kept, factor], record.extent is not None and record.extent.is_mask)
 
@@ -98,6 +97,12 @@ def positions(record: AnyRecord, dim: int) -> Dense:
 def _joint(factors: Sequence[Factor], there: Tensor) -> Factor:
     """A factor with this boolean that depends on what these depend on, in no order that is known."""
     return Factor(tuple(without_order(along) for along in first_known(factors)), there)
+
+
+def _in_front(factors: Sequence[Factor], dim: int) -> Positions:
+    """What is known of a dimension once each sample's positions are the first ones."""
+    known = [f.along[dim] for f in factors]
+    return Positions(nonempty=len(known) == 1 and isinstance(known[0], Positions) and known[0].nonempty)
 
 
 def _gathered(record: Dense, dim: int, order: Tensor, factors: Sequence[Factor], is_mask: bool) -> Dense:
@@ -185,7 +190,7 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
         there = where_all(depends)
         index = index_along(dim, there.shape[dim], there.ndim, there.device)
         prefix = as_int8(index < there.sum(dim, keepdim=True, dtype=torch.int64))
-        kept = [*without(record, [dim]), _joint(depends, prefix).knowing(dim, PREFIX)]
+        kept = [*without(record, [dim]), _joint(depends, prefix).knowing(dim, _in_front(depends, dim))]
     is_mask = only_padded(records_of(call))
 
     def of_result(result: AnyRecord, _: Any) -> Any:

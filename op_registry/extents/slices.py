@@ -185,7 +185,9 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
         return factor.knowing(dim, parts).moved_by(taken), False
     if not along.contiguous:
         raise refuse(call, f"{cut} would count what lies between the positions of a sample; see masked_dispatch.align")
-    known = factor.knowing(dim, replace(along, parts=()))
+    # (the first position of each sample stays where it begins at the first index that is shown)
+    keeps_first = along.from_start and known_to_hold(shown.start == 0) and known_to_hold(cut.stop >= 1)
+    known = factor.knowing(dim, replace(along, parts=(), nonempty=along.nonempty and keeps_first))
     if known_to_hold(cut.start < 0):
         if along.from_start:
             batch_end(f"{cut.before}-k:]", f"masked_dispatch.last(x, {dim}, k)")
@@ -229,7 +231,7 @@ def _joined_parts(along: Positions, shown: slice) -> Positions | None:
         return None
     parts = along.parts[first:last]
     if len(parts) != 1:
-        return replace(along, parts=parts)
+        return replace(along, parts=parts, nonempty=False)
     only = parts[0][1]
     return only if isinstance(only, Positions) else Positions()
 
@@ -253,6 +255,6 @@ def unfolded(call: Bound, labels: Labels, run: Run) -> Outcome:
         if not isinstance(along, Positions) or not along.contiguous or (step != 1 and not along.from_start):
             raise refuse(call, f"its windows along dimension {dim} would not be the sample's own")
         windows = as_bool(there).unfold(dim, size, step).all(-1)
-        factors.append(Factor(known, as_int8(windows).unsqueeze(-1)).knowing(dim, replace(along, parts=())))
+        factors.append(Factor(known, as_int8(windows).unsqueeze(-1)).knowing(dim, replace(along, parts=(), nonempty=False)))
     assert record.extent is not None
     return Outcome(result, Extent(tuple(factors), record.extent.is_mask), "part")

@@ -39,7 +39,7 @@ def test_is_not_followed_again(call: Callable[[Tensor], Tensor], storage: str, m
     monkeypatch.setattr(run, "_outcome", lambda *args: followed.append(args) or usual(*args))
     other = batch(5, 1, 3)
     with torch.no_grad():
-        call(stored(batch(2, 5, 0)))
+        call(stored(batch(2, 5, 1)))
         followed.clear()
         found = call(stored(other))
         assert not followed
@@ -49,8 +49,9 @@ def test_is_not_followed_again(call: Callable[[Tensor], Tensor], storage: str, m
 
 def test_batches_of_which_the_same_is_known_share_it() -> None:
     """Fast paths compare extents by identity."""
-    one, other = batch(2, 5, 0), batch(5, 1, 3)
+    one, other = batch(2, 5, 1), batch(5, 1, 3)
     assert one._extent is other._extent
+    assert batch(2, 5, 0)._extent is not other._extent  # a sample without positions is told apart
     assert (one.exp().view(3, 5, 2, 2).flatten(2))._extent is one._extent
     assert one.to_packed()._extent is one._extent
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import masked_dispatch as md
 from masked_dispatch import interop
-from op_registry.extents.factors import LETTERS
+from op_registry.extents.factors import LETTERS, Extent
 
 LENGTHS = torch.tensor([3, 1, 2])
 THERE = torch.arange(3) < LENGTHS[:, None]
@@ -53,12 +53,19 @@ MADE: dict[str, tuple[Callable[[], Any], Tensor, str]] = {
 }
 
 
+def check_known(x: Any, *letters: str) -> None:
+    """Of each factor what the letters say, and that every sample has a position."""
+    extent: Extent = x._extent
+    assert extent.places == tuple(tuple(LETTERS[letter] for letter in word) for word in letters)
+    assert all(factor.along[d].nonempty for factor in extent.factors for d in factor.positions)
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_what_is_there_is_known(name: str) -> None:
     make, there, letters = MADE[name]
     x = make()
     assert x.extent.tolist() == there[..., None].expand(x.shape).tolist()
-    assert x._extent.known == (tuple(LETTERS[letter] for letter in letters),)
+    check_known(x, letters)
     assert x.to_dense().get_mask().tolist() == x.extent.tolist()
 
 
@@ -69,7 +76,7 @@ def test_a_batch_of_a_tokenizer_knows_it() -> None:
 
 def test_sizes_that_differ_in_two_dimensions_are_two_factors() -> None:
     x = md.pad_stack([torch.ones(3, 2, 4), torch.ones(2, 5, 4)])
-    assert x._extent.known == (tuple(LETTERS[n] for n in "sp--"), tuple(LETTERS[n] for n in "s-p-"))
+    check_known(x, "sp--", "s-p-")
     assert x._extent.is_mask
     assert x.extent.sum((1, 2, 3)).tolist() == [24, 40]
 

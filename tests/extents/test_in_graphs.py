@@ -84,7 +84,7 @@ def test_layouts_that_meet_are_an_assertion_of_the_graph() -> None:
     left, _ = batch(2, side="left")
     same(run(left, left * 2), left * 3)
     for other in (batch(2)[0], batch(2, side="left", lengths=[4, 2, 1, 3])[0]):
-        with pytest.raises(RuntimeError, match=r"add: two operands have samples at different places along dimension 1"):
+        with pytest.raises(RuntimeError, match=r"add: `self` and `other` have samples at different places along dimension 1"):
             run(left, other)
 
 

@@ -170,7 +170,7 @@ def test_assignments_make_no_position_be_there(storage: str) -> None:
 
 def test_layouts_that_meet_are_refused() -> None:
     right, left = batch(2)[0].to_packed(), batch(2, side="left")[0].to_packed()
-    with pytest.raises(MaskedSemanticsError, match=r"add: two operands have samples at different places along dimen"):
+    with pytest.raises(MaskedSemanticsError, match=r"add: `self` and `other` have samples at different places along dimen"):
         right + left
 
 

@@ -173,7 +173,7 @@ def test_parts_of_a_join_come_back() -> None:
 
 def test_layouts_that_meet_are_refused() -> None:
     right, left = batch(2)[0], batch(2, side="left")[0]
-    with pytest.raises(MaskedSemanticsError, match=r"add: two operands have samples at different places along dimen"):
+    with pytest.raises(MaskedSemanticsError, match=r"add: `self` and `other` have samples at different places along dimen"):
         right + left
 
 
