@@ -47,7 +47,7 @@ from masked_dispatch.update_policy import Mode, current
 from op_registry import MaskedSemanticsError, registry
 from op_registry.digests import digest_of
 from op_registry.extents.factors import Extent
-from op_registry.extents.pieces import Known
+from op_registry.extents.pieces import Known, serves
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.fill import fill_where_invalid
@@ -276,9 +276,9 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     @classmethod
     def __metadata_guard__(cls, expected: Context, actual: Context) -> bool:
         memory_exposed()
-        *known, writes = expected
-        *known_now, writes_now = actual
-        if known != known_now:
+        *known, extent, writes = expected
+        *known_now, extent_now, writes_now = actual
+        if known != known_now or not serves(extent, extent_now):
             return False
         if writes is not None and writes_now is not None and writes.graph_writes.seen:
             writes_now.unshare()

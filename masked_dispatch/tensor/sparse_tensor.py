@@ -28,7 +28,7 @@ from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_rais
 from masked_dispatch.update_policy import Mode
 from masked_dispatch.update_policy import current as current_updates
 from op_registry import MaskedSemanticsError, registry
-from op_registry.extents.pieces import Known
+from op_registry.extents.pieces import Known, serves
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.layout import DENSE, Layout
@@ -267,7 +267,7 @@ class SparseMaskedTensor(MaskedTensor):
 
     @classmethod
     def __metadata_guard__(cls, expected: Context, actual: Context) -> bool:  # type: ignore[override]
-        return expected == actual
+        return expected[:-1] == actual[:-1] and serves(expected[-1], actual[-1])
 
     def __coerce_tangent_metadata__(self) -> SparseMaskedTensor:  # type: ignore[override]
         # Without an extent, so that nobody has to guess what a gradient knows of padding.

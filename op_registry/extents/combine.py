@@ -116,13 +116,14 @@ def check_meetings(
         if len(met) < 2 or all(met.values()):
             continue
         dims = [labels.operands[name] for name in met]
-        space = list(dict.fromkeys(a for ds in dims for dim in ds for a in atoms(dim) if a is not None))
+        every = (a for ds in dims for dim in ds for a in atoms(dim))
+        space: list[Label] = list(dict.fromkeys(a for a in every if a is not None))
         moved = []
         for name, ds in zip(met, dims, strict=True):
-            wide = frozenset(
+            wide: frozenset[Label] = frozenset(
                 a
                 for a, size in zip(ds, call.tensors[name].shape, strict=True)
-                if known_to_hold(size == 1) and a in sizes and not known_to_hold(sizes[a] == 1)
+                if not isinstance(a, tuple) and known_to_hold(size == 1) and not known_to_hold(sizes.get(a, 1) == 1)
             )
             factors = [carried(f, ds, space, sizes, wide) for f in given[name]]
             moved.append([f for f in factors if f is not None])
@@ -168,7 +169,7 @@ def _check_places(a: Sequence[Factor], b: Sequence[Factor], dim: int, words: tup
     if traced:
         assert_when_run(at_same, _different_places(words))
         return
-    at_same = values_of(at_same)
+    at_same, valid, others = map(values_of, (at_same, valid, others))
     if bool(at_same.all()):
         return
     lines = at_same.all(dim)
@@ -186,9 +187,7 @@ def _share(factors: Sequence[Factor], others: Sequence[Factor], dim: int) -> Ten
     return as_int8(there.amax(gone, keepdim=True)) if gone and there.numel() else there
 
 
-def _different_places(
-    words: tuple[str, ...], sample: Sequence[int] = (), places: Sequence[Sequence[int]] = ()
-) -> str:
+def _different_places(words: tuple[str, ...], sample: Sequence[int] = (), places: Sequence[Sequence[int]] = ()) -> str:
     """The refusal, of the operator, two operands, and the dimension."""
     name, both, dim = words
     what = f"{name}: {both} have samples at different places along dimension {dim}"

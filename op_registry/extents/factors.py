@@ -94,9 +94,9 @@ def as_positions(along: Along) -> Along:
 
 def maybe_empty(along: Along) -> Along:
     """What is known of a dimension where samples may have lost all of their positions."""
-    if isinstance(along, Positions):
-        return replace(along, nonempty=False)
-    return replace(along, parts=tuple((s, maybe_empty(a)) for s, a in along.parts)) if isinstance(along, Merged) else along
+    if isinstance(along, Merged):
+        return Merged(tuple((size, maybe_empty(part)) for size, part in along.parts))
+    return replace(along, nonempty=False) if isinstance(along, Positions) else along
 
 
 def without_order(along: Along) -> Along:

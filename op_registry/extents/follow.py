@@ -19,7 +19,7 @@ from op_registry.extents.factors import (
     extent_of,
     factors_of,
 )
-from op_registry.extents.nothing import Given, of_nothing, used_up, where_nothing
+from op_registry.extents.nothing import Given, of_nothing, used_up, where_nothing, without_any
 from op_registry.extents.regroup import carried
 from op_registry.laws.categories import CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT, REDUCTION
 from op_registry.records.dense import Dense
@@ -109,13 +109,16 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
             return Outcome(record, None, "there")
         if not gone or is_all_valid(record):
             return with_factors(record, found, padded, grows, whole)
-        if any_stored(call):
+        if not isinstance(record, Dense):
             raise NotLowered("samples without positions have results of their own, on dense storage")
+        moved = carried_from((*dims, *gone), record, depending(given, labels, gone))
+        nothing = without_any([f for factors in moved for f in factors], len(gone))
+        if nothing is None:
+            return with_factors(record, found, padded, grows, whole)
         instead = of_nothing(call, labels, gone)
         if instead is not None:
             instead = instead[number] if isinstance(instead, (list, tuple)) else instead
-            moved = carried_from((*dims, *gone), record, depending(given, labels, gone))
-            record = where_nothing(record, [f for factors in moved for f in factors], len(gone), instead)
+            record = where_nothing(record, nothing, instead)
         return with_factors(record, found, padded=False)
 
     return for_each_result(result, labels.results, of_result)

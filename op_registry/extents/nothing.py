@@ -15,10 +15,13 @@ from torch import Tensor
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents.factors import Factor, is_nonempty, numbers_positions, where_all
+from op_registry.extents.factors import Factor, is_nonempty, numbers_positions, where_all, with_size
 from op_registry.extents.regroup import known_of
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, unite
+from op_registry.sparse.permuted import Permuted
+from op_registry.sparse.record import NotLowered, Sparse
 
 # The factors of each operand that has an extent, by its name.
 Given = Mapping[str, Sequence[Factor]]
@@ -51,10 +54,13 @@ def of_nothing(call: Bound, labels: Labels, gone: Sequence[Label]) -> Any:
             if isinstance(label, tuple) and not set(label).isdisjoint(gone):
                 return None
             if label in gone and label is not None:
-                tensor = _without_elements(tensor, dim)  # noqa: PLW2901
+                tensor = _without_elements(tensor, dim)
                 changed[name] = tensor
+    emptied = call.with_tensors(changed)
+    if any(isinstance(t, (Sparse, Permuted)) for t in emptied.tensors.values()):
+        raise NotLowered("samples without positions have results of their own, on dense storage")
     try:
-        return call.with_tensors(changed).run()
+        return emptied.run()
     except (IndexError, RuntimeError, ValueError, MaskedSemanticsError):
         return None
 
@@ -62,17 +68,24 @@ def of_nothing(call: Bound, labels: Labels, gone: Sequence[Label]) -> Any:
 def _without_elements(tensor: Any, dim: int) -> Any:
     if isinstance(tensor, Tensor):
         return tensor.narrow(dim, 0, 0)
+    if not isinstance(tensor, Dense):
+        return Dense(torch.empty(with_size(tensor.shape, dim, 0), dtype=tensor.dtype, device=tensor.device))
     validity = tensor.full_validity
     return Dense(tensor.data.narrow(dim, 0, 0), None if validity is None else validity.narrow(dim, 0, 0))
 
 
-def where_nothing(record: Dense, factors: Sequence[Factor], number: int, instead: Dense) -> Dense:
-    """A result, and `instead` where none of its operands' elements are there.
+def without_any(factors: Sequence[Factor], number: int) -> Tensor | None:
+    """Where a result has nothing: none of its operands' elements are there; None if each is known to have some.
 
     factors  of the operands, with the dimensions of the result and `number` more: those that are used up
     """
     there = as_bool(where_all(factors))
     nothing = there.any(tuple(range(there.ndim - number, there.ndim))).logical_not()
+    return None if may_be_read(nothing) and not bool(nothing.any()) else nothing
+
+
+def where_nothing(record: Dense, nothing: Tensor, instead: Dense) -> Dense:
+    """A result, and `instead`, where it is valid and a number, in place of what has nothing."""
     given = instead.full_validity
     if given is not None:
         nothing = nothing & as_bool(given)

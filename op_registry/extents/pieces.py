@@ -18,6 +18,7 @@ from op_registry.extents.factors import (
     Positions,
     extent_of,
     factors_of,
+    maybe_empty,
     narrowed,
 )
 from op_registry.records.dense import Dense
@@ -36,6 +37,16 @@ class Known:
     stored: tuple[bool, ...]
     sizes: int
     is_mask: bool
+
+
+def serves(compiled: Known | None, given: Known | None) -> bool:
+    """Whether a graph compiled for an extent of which the first is known serves one of which the second is.
+
+    A graph for samples of which some may have no position serves those that all have one.
+    """
+    if compiled == given or compiled is None or given is None:
+        return compiled == given
+    return compiled == replace(given, along=tuple(tuple(map(maybe_empty, along)) for along in given.along))
 
 
 def known_of(extent: Extent) -> Known:

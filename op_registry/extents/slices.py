@@ -255,6 +255,8 @@ def unfolded(call: Bound, labels: Labels, run: Run) -> Outcome:
         if not isinstance(along, Positions) or not along.contiguous or (step != 1 and not along.from_start):
             raise refuse(call, f"its windows along dimension {dim} would not be the sample's own")
         windows = as_bool(there).unfold(dim, size, step).all(-1)
-        factors.append(Factor(known, as_int8(windows).unsqueeze(-1)).knowing(dim, replace(along, parts=(), nonempty=False)))
+        factors.append(
+            Factor(known, as_int8(windows).unsqueeze(-1)).knowing(dim, replace(along, parts=(), nonempty=False))
+        )
     assert record.extent is not None
     return Outcome(result, Extent(tuple(factors), record.extent.is_mask), "part")

@@ -38,7 +38,6 @@ EXTENTS: dict[str, Callable[[], MaskedTensor]] = {
     "packed, with missing values": lambda: missing().to_packed(),
     "packed, seen otherwise": lambda: missing().to_packed().unflatten(-1, (1, 2)).transpose(1, 2),
     "coo": lambda: missing().to_sparse(),
-    "no position left": lambda: padded().mean(1),
 }
 
 
