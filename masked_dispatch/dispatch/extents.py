@@ -1,4 +1,4 @@
-"""Which positions of a tensor are there, when it is written to or gets other dimensions in place."""
+"""Which positions of a tensor are there, when it is written to, gets other dimensions in place, or another's shape."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from masked_dispatch.autograd.sparse import unwrap_any, wrap_any
+from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse_writes import record_below
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import extent_not_carried, written_through_view
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.torch_internals import DispatchKeySet
 from masked_dispatch.update_policy import TO_PADDED, dropped
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.extents.factors import Extent, confined, conjunction, factors_of
 from op_registry.extents.follow import is_all_valid
-from op_registry.extents.masks import same_mask
+from op_registry.extents.found import padded_along
+from op_registry.extents.masks import of_target, same_mask
 from op_registry.extents.regions import explicit
 from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
@@ -109,3 +113,35 @@ def say_what_is_not_there(op: OpOverload, target: MaskedTensor, source: Tensor) 
     if lost:
         shapes = f"a masked tensor of shape {tuple(source.shape)} to one of shape {tuple(target.shape)}"
         dropped(str(op), f"{shapes} would skip {lost} valid elements where it has no positions", TO_PADDED, lost)
+
+
+def shaped_like(decompose: Kernel) -> Kernel:
+    """The kernel of an operator whose results take their shapes from its tensors: `expand_as`, `broadcast_tensors`.
+
+    A result takes the extent of a tensor, too, along dimensions whose positions this numbers and its own source does
+    not. `decompose` computes the results, as torch does.
+    """
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        result = decompose(keyset, *args, **kwargs)
+        if isinstance(result, Tensor):
+            return _with_extent_of(result, *args, *kwargs.values())
+        (tensors,) = args or kwargs.values()
+        return [_with_extents_of(r, tensor, tensors) for r, tensor in zip(result, tensors, strict=True)]
+
+    return kernel
+
+
+def _with_extents_of(result: Tensor, source: Tensor, targets: Sequence[Tensor]) -> Tensor:
+    for target in targets:
+        if target is not source and target.ndim == result.ndim:
+            result = _with_extent_of(result, source, target)
+    return result
+
+
+def _with_extent_of(result: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    if not isinstance(target, MaskedTensor) or target._extent is None:
+        return result
+    for there, known in of_target(record_below(target), record_below(source)):
+        result = wrap_any(padded_along(unwrap_any(result), there, known))
+    return result

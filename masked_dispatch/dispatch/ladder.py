@@ -31,6 +31,7 @@ from masked_dispatch.autograd.engine import needs_plain_gradient
 from masked_dispatch.autograd.sparse import strided_operands
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.control_flow import CONTROL_FLOW
+from masked_dispatch.dispatch.extents import shaped_like
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel, rows_kernel
 from masked_dispatch.dispatch.foreach import foreach_kernel
 from masked_dispatch.dispatch.kernel_table import kernel_table
@@ -181,6 +182,10 @@ def unrecorded(kernel: Kernel) -> Kernel:
     return kernel_without_grad
 
 
+# Results have the shape of another operand, whose extent they take.
+_SHAPED_LIKE = (aten.expand_as.default, aten.broadcast_tensors.default)
+
+
 def has_builtin_meaning(meaning: Meaning) -> bool:
     """Whether no overlay or replacement changed the overload's rule, so that operator-specific code applies."""
     return meaning.rule is None or (meaning.base is not None and registry.written(meaning.base) is meaning.rule)
@@ -227,7 +232,9 @@ def kernel_of(meaning: Meaning) -> Kernel:
         return foreach_kernel(op)
     if meaning.kind == "written back":
         return factory_out_kernel(op)
-    return decomposing_kernel(op) if meaning.kind == "decomposes" else passing_kernel(op)
+    if meaning.kind != "decomposes":
+        return passing_kernel(op)
+    return shaped_like(decomposing_kernel(op)) if op in _SHAPED_LIKE else decomposing_kernel(op)
 
 
 cached_kernel_of = functools.lru_cache(maxsize=4096)(kernel_of)

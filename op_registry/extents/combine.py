@@ -26,6 +26,7 @@ from op_registry.extents.regroup import carried, known_of
 from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
 from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.rule import packet_name
 
 
 def combined(operands: Sequence[Sequence[Factor]], name: str) -> tuple[Factor, ...]:
@@ -128,7 +129,7 @@ def check_meetings(
             factors = [carried(f, ds, space, sizes, wide) for f in given[name]]
             moved.append([f for f in factors if f is not None])
         number = next(d for d, dim in enumerate(dims[0]) if label in atoms(dim))
-        check_along(moved, space.index(label), call.rule.name, list(met), number)
+        check_along(moved, space.index(label), packet_name(call.op), list(met), number)
 
 
 def _met_along(

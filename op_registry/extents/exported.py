@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -15,6 +13,7 @@ from op_registry.extents.factors import (
     Merged,
     Positions,
     extent_of,
+    letters_of,
     where_all,
 )
 from op_registry.records.dense import Dense
@@ -27,17 +26,12 @@ def stated(extent: Extent) -> str:
 
     Raises MaskedSemanticsError for dimensions that are merged of others.
     """
-    letters = {along: letter for letter, along in LETTERS.items()}
-    found: list[str] = []
-    for along in (a for factor in extent.factors for a in factor.along):
-        if isinstance(along, Merged):
-            raise MaskedSemanticsError(
-                "an example has a dimension that is merged of others, of which it knows which positions are there. "
-                "Merge dimensions inside the module; or pass x.without_extent(), in which padding counts as missing"
-            )
-        found.append(letters[replace(along, parts=(), nonempty=False) if isinstance(along, Positions) else along])
-    ndim = len(found) // max(len(extent.factors), 1)
-    return ",".join("".join(found[n : n + ndim]) for n in range(0, len(found), ndim or 1))
+    if any(isinstance(along, Merged) for factor in extent.factors for along in factor.along):
+        raise MaskedSemanticsError(
+            "an example has a dimension that is merged of others, of which it knows which positions are there. "
+            "Merge dimensions inside the module; or pass x.without_extent(), in which padding counts as missing"
+        )
+    return ",".join(letters_of(factor.along) for factor in extent.factors)
 
 
 def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:

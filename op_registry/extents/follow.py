@@ -109,12 +109,12 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
             return Outcome(record, None, "there")
         if not gone or is_all_valid(record):
             return with_factors(record, found, padded, grows, whole)
-        if not isinstance(record, Dense):
-            raise NotLowered("samples without positions have results of their own, on dense storage")
         moved = carried_from((*dims, *gone), record, depending(given, labels, gone))
-        nothing = without_any([f for factors in moved for f in factors], len(gone))
+        nothing = without_any([f for factors in moved for f in factors], len(gone), found)
         if nothing is None:
             return with_factors(record, found, padded, grows, whole)
+        if not isinstance(record, Dense):
+            raise NotLowered("samples without positions have results of their own, on dense storage")
         instead = of_nothing(call, labels, gone)
         if instead is not None:
             instead = instead[number] if isinstance(instead, (list, tuple)) else instead

@@ -9,7 +9,17 @@ from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
-from op_registry.extents.factors import Along, Extent, Factor, Merged, Positions, extent_of, factors_of, with_extent
+from op_registry.extents.factors import (
+    Along,
+    Extent,
+    Factor,
+    Merged,
+    Positions,
+    extent_of,
+    factors_of,
+    letters_of,
+    with_extent,
+)
 from op_registry.records.dense import Dense
 from op_registry.records.validity import intersect
 from op_registry.sparse.permuted import AnyRecord, shown
@@ -39,6 +49,17 @@ def _led(record: AnyRecord, ndim: int) -> list[Factor]:
     """The factors of a record with dimensions of size 1 in front."""
     lead = (None,) * (ndim - record.ndim)
     return [Factor((*lead, *f.along), f.there[lead]) for f in factors_of(record)]
+
+
+def of_target(target: AnyRecord, source: AnyRecord) -> list[tuple[Tensor, str]]:
+    """What a source that takes its shape from `target` takes of its extent: booleans, and letters for their dimensions.
+
+    These are the factors of dimensions whose positions the target numbers and the source does not.
+    """
+    lead = target.ndim - source.ndim
+    own = {d + lead for factor in factors_of(source) for d in factor.depends}
+    taken = [f for f in factors_of(target) if f.positions and not own.issuperset(f.positions)]
+    return [(f.there, letters_of(f.along)) for f in taken]
 
 
 def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:

@@ -74,13 +74,16 @@ def _without_elements(tensor: Any, dim: int) -> Any:
     return Dense(tensor.data.narrow(dim, 0, 0), None if validity is None else validity.narrow(dim, 0, 0))
 
 
-def without_any(factors: Sequence[Factor], number: int) -> Tensor | None:
-    """Where a result has nothing: none of its operands' elements are there; None if each is known to have some.
+def without_any(factors: Sequence[Factor], number: int, result: Sequence[Factor]) -> Tensor | None:
+    """Where a result is there and has nothing: none of its operands' elements are; None if each is known to have some.
 
     factors  of the operands, with the dimensions of the result and `number` more: those that are used up
+    result   of the result
     """
     there = as_bool(where_all(factors))
     nothing = there.any(tuple(range(there.ndim - number, there.ndim))).logical_not()
+    if result:
+        nothing = nothing & as_bool(where_all(result))
     return None if may_be_read(nothing) and not bool(nothing.any()) else nothing
 
 

@@ -38,8 +38,7 @@ def test_distances_without_a_common_coordinate_on_stored_invalid_elements() -> N
 @pytest.mark.parametrize("name", ["median", "var", "norm"])
 def test_torch_masked_over_the_first_dimension_of_a_packed_batch(name: str, dim: int) -> None:
     """It is over the last one of a view of the batch, which stays packed."""
-    data, mask = torch.arange(20.0).reshape(4, 5), torch.tensor([5, 3, 0, 4])[:, None] > torch.arange(5)
-    dense = md.masked_tensor(data, mask)
+    dense = md.from_lengths(torch.arange(20.0).reshape(4, 5), torch.tensor([5, 3, 0, 4]))
     reduced = getattr(torch.masked, name)
     options = {"norm": {"ord": 2, "dim": dim}, "var": {"dim": dim, "unbiased": True}}.get(name, {"dim": dim})
     md.testing.assert_close(reduced(dense.to_packed(), **options), reduced(dense, **options), equal_nan=True)
