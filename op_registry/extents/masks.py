@@ -62,6 +62,18 @@ def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
     return with_extent(total, extent_of([Factor(known, there)], is_mask=False))
 
 
+def same_extent(records: Sequence[Any]) -> bool:
+    """Whether records have the very same extent. (Whether booleans have the same values is not asked: a graph could not.)"""
+    extents: list[Extent | None] = [getattr(record, "extent", None) for record in records]
+    first = extents[0] if extents else None
+    if first is None or any(e is None or e.number != first.number or e.states for e in extents):
+        return False
+    saids = [[f.said for f in e.factors] for e in extents if e is not None]
+    if any(a is not b for each in saids for a, b in zip(each, saids[0], strict=True)):
+        return False
+    return all(said is not None for said in saids[0]) or same_mask(records)
+
+
 def same_mask(records: Sequence[AnyRecord]) -> bool:
     """Whether records are known to be valid at the same places."""
     return all(_same_mask(record, records[0]) for record in records[1:])

@@ -6,7 +6,8 @@ booleans of results with several factors depend on the operands; they are comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.extents import ends
-from op_registry.extents.factors import Boolean, Extent, Factor, confined, conjunction, extent_of, said_of, with_extent
+from op_registry.extents.factors import Boolean, Extent, confined, conjunction, made_of, said_of, with_extent
 from op_registry.extents.follow import RECORDS, Mask, Outcome, for_each, is_all_valid
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import intersect
@@ -50,13 +51,14 @@ def remembered(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     outcome: Callable[[Run, Rule, OpOverload, Sequence[Any], Mapping[str, Any]], Any],
+    more: Hashable = None,
 ) -> Any:
-    """The results of a call; `outcome` finds them, and their extents, the first time."""
+    """The results of a call; `outcome` finds them, and their extents, the first time; `more` is what else it knows."""
     records: list[AnyRecord] = []
     key = _key((*args, *kwargs.items()), records)
     if key is None:
         return for_each(outcome(run, rule, op, args, kwargs), finished)
-    key = (rule, op, key)
+    key = (rule, op, key) if more is None else (rule, op, key, more)
     plan = _plans.get(key)
     if plan is _ITSELF:
         result = run(*args, **kwargs)
@@ -105,6 +107,8 @@ def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | N
                 return None
             records.append(value)
             extent = value.extent
+            if extent is not None and extent.states:  # (each call is a step of its own)
+                return None
             key += (sizes, data.device, is_all_valid(value) if extent is None else extent.number + 2)
         elif kind is float:
             key.append(float)
@@ -152,7 +156,8 @@ class _Making:
             if extent is not None:
                 places = [Place(said_of(record, f), (i, j), self.read) for j, f in enumerate(extent.factors)]
                 self.places += places
-                extent = Extent(tuple(map(Factor, extent.known, places)), extent.is_mask)
+                factors = [replace(f, said=place) for f, place in zip(extent.factors, places, strict=True)]
+                extent = replace(extent, factors=tuple(factors))
             standing = with_extent(record, extent)
             self.originals[id(standing)] = record
             self.standing.append(standing)
@@ -202,7 +207,7 @@ def _first(
 
 def _has_plan(outcome: Any) -> bool:
     extent = outcome.extent if isinstance(outcome, Outcome) else None
-    return extent is None or all(_of_operands(f.said) for f in extent.factors)
+    return extent is None or (not extent.states and all(_of_operands(f.said) for f in extent.factors))
 
 
 def _of_operands(said: Tensor | Boolean | None) -> bool:
@@ -229,8 +234,8 @@ def _as_planned(result: Any, told: tuple[Extent | None, Mask] | None, records: S
     extent, mask = told
     if extent is not None and extent.says:
         made: dict[int, Tensor | Boolean] = {}
-        factors = tuple(Factor(f.along, _replayed(f.said, records, made)) for f in extent.factors)
-        extent = Extent(factors, extent.is_mask)
+        factors = tuple(replace(f, said=_replayed(f.said, records, made)) for f in extent.factors)
+        extent = replace(extent, factors=factors)
     if mask == "kept":
         result.extent = extent
         return result
@@ -264,7 +269,7 @@ def finished(result: Any) -> Any:
     if mask == "kept":
         return with_extent(record, extent)
     there = conjunction(extent.factors)
-    extent = extent_of(extent.factors, extent.is_mask)
+    extent = made_of(extent.factors, extent.is_mask, extent.new, extent.states)
     if not isinstance(record, Dense):
         return with_extent(confined(record, there), extent)
     validity = there if mask == "there" else intersect(record.validity, there)

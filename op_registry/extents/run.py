@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.dimensions.movements import AtIndices, Indexed, Joined, OfSizes
 from op_registry.dimensions.views import Reshaped, View
-from op_registry.extents import indices, joins, particular, samples, slices
+from op_registry.extents import indices, joins, particular, samples, slices, states
 from op_registry.extents.factors import with_extent
 from op_registry.extents.follow import (
     RECORDS,
@@ -22,6 +23,7 @@ from op_registry.extents.follow import (
     refuse,
     roles_of_positions,
 )
+from op_registry.extents.masks import same_extent
 from op_registry.extents.remembered import remembered
 from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY, RECURRENT, REFUSED
 from op_registry.laws.whole_slices import WHOLE_SLICES
@@ -51,11 +53,16 @@ def run_with_extents(run: Run, rule: Rule, op: OpOverload, *args: Any, **kwargs:
     """
     if rule.category is QUERY or rule.category is REFUSED or isinstance(rule.dims, OfSizes):
         return run(*args, **kwargs)
+    if isinstance(rule.dims, Joined):
+        same = same_extent([r for value in args if isinstance(value, (list, tuple)) for r in value])
+        return remembered(run, rule, op, args, kwargs, functools.partial(_outcome, same=same), same)
     return remembered(run, rule, op, args, kwargs, _outcome)
 
 
-def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The same, whose validity is still the rule's."""
+def _outcome(
+    run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], same: bool = False
+) -> Any:
+    """The same, whose validity is still the rule's; `same`: parts of a join have the very same extent."""
     call = Bound.of(rule, op, args, kwargs)
     if isinstance(rule.dims, Reshaped):
         return samples.reshaped(call, run)
@@ -71,7 +78,10 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
     follower = _follower(call, labels)
     if follower in _ON_DENSE and any_stored(call):
         raise NotLowered("it works within each sample, on dense storage")
-    return follower(call, labels, run)
+    result = joins.joined(call, labels, run, same) if follower is joins.joined else follower(call, labels, run)
+    if follower in _OF_STATES or not states.any_states(records_of(call).values()):
+        return result
+    return states.kept(call, labels, result)
 
 
 def _follower(call: Bound, labels: Labels) -> Follower:
@@ -90,6 +100,10 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         return indices.looked_up
     if isinstance(dims, View) and depends_at(call, labels, "selected"):
         return slices.selected
+    if packet_name(call.op).startswith("unsqueeze"):
+        return joins.unsqueezed
+    if packet_name(call.op).endswith("_cell"):
+        return states.of_cell
     if depends_at(call, labels, "moved"):
         return samples.moved
     if depends_at(call, labels, "front"):
@@ -129,3 +143,5 @@ def _ordinary(call: Bound, labels: Labels, run: Run) -> Any:
 
 # What moves elements of dense records.
 _ON_DENSE = frozenset({samples.windowed, slices.unfolded})
+# What knows of which steps its results are states.
+_OF_STATES = frozenset({joins.joined, joins.unsqueezed, samples.chosen, slices.selected, states.of_cell})
