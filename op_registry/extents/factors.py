@@ -277,6 +277,8 @@ class Extent:
         return tuple(sorted({d for factor in self.factors for d in factor.positions}))
 
 
+# Numbers of recurrences and of steps.
+NUMBERS = itertools.count(1)
 _numbers: dict[Any, int] = {}
 _counting = itertools.count()
 

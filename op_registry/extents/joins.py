@@ -37,6 +37,7 @@ from op_registry.extents.factors import (
 )
 from op_registry.extents.follow import Outcome, only_padded, records_of, there_says_all, with_factors
 from op_registry.extents.found import layout_of
+from op_registry.extents.masks import same_extent
 from op_registry.records.dims import known_to_hold
 from op_registry.records.validity import as_int8, unite
 from op_registry.rule import Run
@@ -74,8 +75,8 @@ class Part:
         self.states = [s.moved(with_new(s.there, dim)) for s in steps] if stacked else list(steps)
 
 
-def joined(call: Bound, labels: Labels, run: Run, same: bool = False) -> Any:
-    """The result of a join; `same`: of parts that have the very same extent."""
+def joined(call: Bound, labels: Labels, run: Run) -> Any:
+    """The result of a join."""
     result = call.applied(run)
     records = records_of(call)
     stacked = bool(getattr(call.rule.dims, "stacked", False))
@@ -83,7 +84,7 @@ def joined(call: Bound, labels: Labels, run: Run, same: bool = False) -> Any:
     parts = [Part(r, dim, stacked) for r in records.values() if stacked or r.ndim == result.ndim]
     is_new = stacked or _is_new(parts, dim)
     found, kept = states.stacked([(p.states, p.size) for p in parts], dim, is_new, call.rule.name)
-    factors, keeps = _factors(parts, dim, is_new, same, call.rule.name)
+    factors, keeps = _factors(parts, dim, is_new, call.rule.name)
     grows = bool(found) or not keeps
     all_there = only_padded(records)
     outcome = with_factors(result, [*factors, *found], all_there, grows, whole=there_says_all(records))
@@ -102,7 +103,7 @@ def _is_new(parts: Sequence[Part], dim: int) -> bool:
     return bool(new) and (len(new) == len(parts) or dim != parts[0].record.ndim - 1)
 
 
-def _factors(parts: Sequence[Part], dim: int, is_new: bool, same: bool, name: str) -> tuple[list[Factor], bool]:
+def _factors(parts: Sequence[Part], dim: int, is_new: bool, name: str) -> tuple[list[Factor], bool]:
     """The factors of a join, and whether what is valid in its parts is there."""
     every = [f for part in parts for f in part.factors]
     knowns = [f.along[dim] for f in every]
@@ -114,7 +115,7 @@ def _factors(parts: Sequence[Part], dim: int, is_new: bool, same: bool, name: st
         found += [_index_by_index(parts, by_sample, dim, ())] if any(by_sample) else []
         return [*combined(others, name), *found], False
     numbered = any(along is not None for along in knowns)
-    if not numbered and same:
+    if not numbered and same_extent([part.record for part in parts]):
         return parts[0].factors, True
     if not numbered and not is_new:
         return list(combined(others, name)), False

@@ -62,10 +62,10 @@ def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
     return with_extent(total, extent_of([Factor(known, there)], is_mask=False))
 
 
-def same_extent(records: Sequence[Any]) -> bool:
-    """Whether records have the very same extent. (Whether booleans have the same values is not asked: a graph could not.)"""
-    extents: list[Extent | None] = [getattr(record, "extent", None) for record in records]
-    first = extents[0] if extents else None
+def same_extent(records: Sequence[AnyRecord]) -> bool:
+    """Whether records have the very same extent. (Values of booleans are not compared, as a graph could not.)"""
+    extents: list[Extent | None] = [record.extent for record in records]
+    first = extents[0]
     if first is None or any(e is None or e.number != first.number or e.states for e in extents):
         return False
     saids = [[f.said for f in e.factors] for e in extents if e is not None]

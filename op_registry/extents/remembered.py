@@ -6,7 +6,7 @@ booleans of results with several factors depend on the operands; they are comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from op_registry.extents import ends
 from op_registry.extents.factors import Boolean, Extent, confined, conjunction, made_of, said_of, with_extent
 from op_registry.extents.follow import RECORDS, Mask, Outcome, for_each, is_all_valid
+from op_registry.extents.masks import same_extent
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import intersect
 from op_registry.rule import Rule, Run
@@ -51,14 +52,14 @@ def remembered(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     outcome: Callable[[Run, Rule, OpOverload, Sequence[Any], Mapping[str, Any]], Any],
-    more: Hashable = None,
 ) -> Any:
-    """The results of a call; `outcome` finds them, and their extents, the first time; `more` is what else it knows."""
+    """The results of a call; `outcome` finds them, and their extents, the first time."""
     records: list[AnyRecord] = []
     key = _key((*args, *kwargs.items()), records)
     if key is None:
         return for_each(outcome(run, rule, op, args, kwargs), finished)
-    key = (rule, op, key) if more is None else (rule, op, key, more)
+    same = _have_one_extent(records)
+    key = (rule, op, key, same) if same else (rule, op, key)
     plan = _plans.get(key)
     if plan is _ITSELF:
         result = run(*args, **kwargs)
@@ -147,6 +148,7 @@ class _Making:
 
     def __init__(self, records: Sequence[AnyRecord], run: Run) -> None:
         self.run, self.raw = run, None
+        same = _have_one_extent(records)
         self.read: list[bool] = []
         self.places: list[Place] = []
         self.originals: dict[int, AnyRecord] = {}
@@ -154,8 +156,11 @@ class _Making:
         for i, record in enumerate(records):
             extent = record.extent
             if extent is not None:
-                places = [Place(said_of(record, f), (i, j), self.read) for j, f in enumerate(extent.factors)]
-                self.places += places
+                if same and self.places:  # one place: so rules see that they have one extent
+                    places = self.places
+                else:
+                    places = [Place(said_of(record, f), (i, j), self.read) for j, f in enumerate(extent.factors)]
+                    self.places += places
                 factors = [replace(f, said=place) for f, place in zip(extent.factors, places, strict=True)]
                 extent = replace(extent, factors=tuple(factors))
             standing = with_extent(record, extent)
@@ -171,6 +176,12 @@ class _Making:
             **{k: map_tensors(original, v, RECORDS) for k, v in kwargs.items()},
         )
         return self.raw
+
+
+def _have_one_extent(records: Sequence[AnyRecord]) -> bool:
+    """Whether several records know which of their positions are there, and have the very same extent."""
+    given = [r for r in records if r.extent is not None and r.extent.factors]
+    return len(given) > 1 and same_extent(given)
 
 
 def _first(

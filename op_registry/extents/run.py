@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,6 @@ from op_registry.extents.follow import (
     refuse,
     roles_of_positions,
 )
-from op_registry.extents.masks import same_extent
 from op_registry.extents.remembered import remembered
 from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY, RECURRENT, REFUSED
 from op_registry.laws.whole_slices import WHOLE_SLICES
@@ -53,16 +51,11 @@ def run_with_extents(run: Run, rule: Rule, op: OpOverload, *args: Any, **kwargs:
     """
     if rule.category is QUERY or rule.category is REFUSED or isinstance(rule.dims, OfSizes):
         return run(*args, **kwargs)
-    if isinstance(rule.dims, Joined):
-        same = same_extent([r for value in args if isinstance(value, (list, tuple)) for r in value])
-        return remembered(run, rule, op, args, kwargs, functools.partial(_outcome, same=same), same)
     return remembered(run, rule, op, args, kwargs, _outcome)
 
 
-def _outcome(
-    run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], same: bool = False
-) -> Any:
-    """The same, whose validity is still the rule's; `same`: parts of a join have the very same extent."""
+def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The same, whose validity is still the rule's."""
     call = Bound.of(rule, op, args, kwargs)
     if isinstance(rule.dims, Reshaped):
         return samples.reshaped(call, run)
@@ -78,7 +71,7 @@ def _outcome(
     follower = _follower(call, labels)
     if follower in _ON_DENSE and any_stored(call):
         raise NotLowered("it works within each sample, on dense storage")
-    result = joins.joined(call, labels, run, same) if follower is joins.joined else follower(call, labels, run)
+    result = follower(call, labels, run)
     if follower in _OF_STATES or not states.any_states(records_of(call).values()):
         return result
     return states.kept(call, labels, result)

@@ -8,7 +8,6 @@ stacked along a new dimension, or written one by one into a buffer: they are the
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import regroup
 from op_registry.extents.combine import both, combined, laid_out, met
 from op_registry.extents.factors import (
+    NUMBERS,
     SAMPLES,
     SCATTERED,
     Along,
@@ -46,8 +46,6 @@ from op_registry.extents.found import layout_of
 from op_registry.records.validity import as_int8
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
-
-_numbers = itertools.count(1)
 
 
 def states_of(record: AnyRecord) -> tuple[State, ...]:
@@ -122,7 +120,7 @@ def merged(found: Sequence[State]) -> list[State]:
             result.append(state)
         elif result[n].there.said is not state.there.said:
             other = result[n]
-            number = state.number if state.number == other.number else next(_numbers)
+            number = state.number if state.number == other.number else next(NUMBERS)
             result[n] = State(both(other.there, state.there), state.recurrence, number)
     return result
 
@@ -167,7 +165,7 @@ def _laid(mine: Sequence[Sequence[State]], sizes: Sequence[int], dim: int, along
     booleans = [where_all([s.there for s in steps]) if steps else None for steps in mine]
     there = laid_out(list(zip(booleans, sizes, strict=True)), dim, given[0].there.there)
     known = _known([s.there for s in given])
-    return State(Factor((*known[:dim], along, *known[dim + 1 :]), there), given[0].recurrence, next(_numbers))
+    return State(Factor((*known[:dim], along, *known[dim + 1 :]), there), given[0].recurrence, next(NUMBERS))
 
 
 def _at_steps(factor: Factor, dim: int) -> Factor:
@@ -189,7 +187,7 @@ def of_cell(call: Bound, labels: Labels, run: Run) -> Any:
     if states_of(record):
         call = call.with_(**{first: confined(record, where_all([s.there for s in states_of(record)]))})
     results = call.applied(run)
-    recurrence, number = _recurrence(old.values()), next(_numbers)
+    recurrence, number = _recurrence(old.values()), next(NUMBERS)
 
     def of_result(new: Any, dims: Sequence[Dimension]) -> Any:
         def moved(name: str, factors: Sequence[Factor]) -> list[Factor]:
@@ -212,15 +210,15 @@ def of_choice(found: Sequence[State], dropped: Sequence[Factor]) -> list[State]:
     """
     if not dropped:
         return merged(found)
-    recurrence = found[0].recurrence if found else next(_numbers)
+    recurrence = found[0].recurrence if found else next(NUMBERS)
     others = [s for s in found if s.recurrence != recurrence]
-    return [*merged(others), State(_all_of(dropped), recurrence, next(_numbers))]
+    return [*merged(others), State(_all_of(dropped), recurrence, next(NUMBERS))]
 
 
 def _recurrence(records: Iterable[AnyRecord]) -> int | None:
     """That of the first state, or a new one."""
     found = [s.recurrence for record in records for s in states_of(record)]
-    return found[0] if found else next(_numbers)
+    return found[0] if found else next(NUMBERS)
 
 
 def _all_of(factors: Sequence[Factor]) -> Factor:
