@@ -155,9 +155,9 @@ def _check_joined(factor: Factor, gone: Sequence[int], dim: int, name: str) -> N
     last = torch.where(has, order, -1)
     same = ~has | (last == (last.amax(gone, keepdim=True) if last.numel() else last))
     text = (
-        f"{name}: it would sum over samples that were joined, and that lie at different places along dimension {dim}, so "
-        f"that their positions do not belong together. Move them to the front first, masked_dispatch.align(x, {dim}); "
-        "or drop what is known of the padding, x.without_extent()."
+        f"{name}: it would sum over samples that were joined, and that lie at different places along dimension {dim}: "
+        "their positions do not belong together. Move the samples to the front first, masked_dispatch.align(x, "
+        f"{dim}); or drop what is known of the padding, x.without_extent()."
     )
     if being_traced(there) or recording():
         assert_when_run(same, text)

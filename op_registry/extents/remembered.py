@@ -156,7 +156,7 @@ class _Making:
         for i, record in enumerate(records):
             extent = record.extent
             if extent is not None:
-                if same and self.places:  # one place: so rules see that they have one extent
+                if same and extent.factors and self.places:  # one place: so rules see that they have one extent
                     places = self.places
                 else:
                     places = [Place(said_of(record, f), (i, j), self.read) for j, f in enumerate(extent.factors)]
