@@ -14,7 +14,7 @@ from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import extent_not_carried, written_through_view
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.update_policy import TO_PADDED, dropped
+from masked_dispatch.update_policy import STATES, TO_PADDED, dropped
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.extents.factors import Extent, confined, conjunction, factors_of
 from op_registry.extents.follow import is_all_valid
@@ -32,7 +32,8 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
     The functional form that computed `source` intersected it with the target's own; without one, that stays.
     """
     received, own = source._extent if isinstance(source, MaskedTensor) else None, target._extent
-    if _have_the_same(target, source) or not (received or own).factors:  # type: ignore[union-attr]
+    states = () if received is None else received.states
+    if _have_the_same(target, source) or not (states or (received or own).factors):  # type: ignore[union-attr]
         return
     if isinstance(target, SparseMaskedTensor):
         target._extent = own if received is None else received
@@ -63,7 +64,9 @@ def _have_the_same(target: MaskedTensor, source: Tensor) -> bool:
 def _same_in_graph(target: MaskedTensor, source: Tensor) -> None:
     """Assert that a write to memory that others share changes no extent: a graph cannot change what they know."""
     own, received = target._extent, source._extent if isinstance(source, MaskedTensor) else None
-    if own is None or received is None or own.places != received.places or (own.is_mask and not received.is_mask):
+    if own is None or received is None or len(own.states) != len(received.states):
+        raise MaskedSemanticsError(written_through_view(target))
+    if own.places != received.places or (own.is_mask and not received.is_mask):
         raise MaskedSemanticsError(written_through_view(target))
     mine, other = torch.ops.masked_dispatch.extent(target), torch.ops.masked_dispatch.extent(source)
     assert_when_run(mine == other, written_through_view(target))
@@ -109,3 +112,19 @@ def say_what_is_not_there(op: OpOverload, target: MaskedTensor, source: Tensor) 
     if lost:
         shapes = f"a masked tensor of shape {tuple(source.shape)} to one of shape {tuple(target.shape)}"
         dropped(str(op), f"{shapes} would skip {lost} valid elements where it has no positions", TO_PADDED, lost)
+
+
+def say_what_is_carried_on(op: OpOverload, target: Tensor, source: MaskedTensor) -> bool:
+    """Warn or raise, as `updates` says, where a step's state is written to a part of a plain tensor: the states that
+    samples carry past their end are numbers there. Returns whether it did.
+    """
+    base = target._base
+    if source._extent is None or base is None or base.ndim <= target.ndim:
+        return False
+    for state in source._extent.states:
+        past = state.there.there.numel() - int(state.there.there.sum())
+        if past:
+            shapes = f"a masked tensor of shape {tuple(source.shape)} to a plain tensor of shape {tuple(target.shape)}"
+            dropped(str(op), f"{shapes} would write the states of {past} samples past their end", STATES, past)
+            return True
+    return False

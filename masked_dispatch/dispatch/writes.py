@@ -12,7 +12,13 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.engine import accumulate_into
-from masked_dispatch.dispatch.extents import extent_after, receive_extent, say_what_is_not_there, where_there
+from masked_dispatch.dispatch.extents import (
+    extent_after,
+    receive_extent,
+    say_what_is_carried_on,
+    say_what_is_not_there,
+    where_there,
+)
 from masked_dispatch.dispatch.overlap import OverlapCheck, refuse_overlapping_outputs
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
@@ -353,7 +359,11 @@ def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) 
     if current() == "silent":
         return
     for target, result in pairs:
-        if not isinstance(result, MaskedTensor) or not stores_a_mask(result):
+        if not isinstance(result, MaskedTensor):
+            continue
+        if not isinstance(target, MaskedTensor) and say_what_is_carried_on(op, target, result):
+            return
+        if not stores_a_mask(result):
             continue
         if isinstance(target, MaskedTensor):
             say_what_is_not_there(op, target, result)
