@@ -22,7 +22,7 @@ from op_registry.extents.masks import same_mask
 from op_registry.extents.regions import explicit
 from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import assert_when_run, being_traced
+from op_registry.records.tracing import assert_when_run, being_traced, may_be_read
 from op_registry.records.validity import as_bool, as_int8
 
 
@@ -114,17 +114,17 @@ def say_what_is_not_there(op: OpOverload, target: MaskedTensor, source: Tensor) 
         dropped(str(op), f"{shapes} would skip {lost} valid elements where it has no positions", TO_PADDED, lost)
 
 
-def say_what_is_carried_on(op: OpOverload, target: Tensor, source: MaskedTensor) -> bool:
+def say_what_is_carried_on(op: OpOverload, target: Tensor, source: Tensor) -> None:
     """Warn or raise, as `updates` says, where a step's state is written to a part of a plain tensor: the states that
-    samples carry past their end are numbers there. Returns whether it did.
+    samples carry past their end are numbers there.
     """
-    base = target._base
-    if source._extent is None or base is None or base.ndim <= target.ndim:
-        return False
-    for state in source._extent.states:
-        past = state.there.there.numel() - int(state.there.there.sum())
-        if past:
+    extent, base = source._extent if isinstance(source, MaskedTensor) else None, target._base
+    if extent is None or base is None or base.ndim <= target.ndim:
+        return
+    for state in extent.states:
+        there = state.there.there
+        past = None if not may_be_read(there) else there.numel() - int(there.sum())
+        if past != 0:
             shapes = f"a masked tensor of shape {tuple(source.shape)} to a plain tensor of shape {tuple(target.shape)}"
-            dropped(str(op), f"{shapes} would write the states of {past} samples past their end", STATES, past)
-            return True
-    return False
+            dropped(str(op), f"{shapes} would write states of samples past their end", STATES, past)
+            return

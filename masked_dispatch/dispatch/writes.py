@@ -91,7 +91,10 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
         elif assigns and isinstance(args[1], SparseMaskedTensor) and args[1].shape == target.shape:
             say_what_is_dropped(op, [(target, args[1])])
             return update(target, args[1])
-        elif drops:  # nothing is padded in a plain tensor: what a source lacks is skipped, as what it misses is
+        elif drops:
+            if assigns:
+                say_what_is_carried_on(op, target, args[1])
+            # nothing is padded in a plain tensor: what a source lacks is skipped, as what it misses is
             args = (target, *map(without_extent, args[1:]))
             kwargs = {name: without_extent(value) for name, value in kwargs.items()}
         if overlap.active:
@@ -359,11 +362,7 @@ def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) 
     if current() == "silent":
         return
     for target, result in pairs:
-        if not isinstance(result, MaskedTensor):
-            continue
-        if not isinstance(target, MaskedTensor) and say_what_is_carried_on(op, target, result):
-            return
-        if not stores_a_mask(result):
+        if not isinstance(result, MaskedTensor) or not stores_a_mask(result):
             continue
         if isinstance(target, MaskedTensor):
             say_what_is_not_there(op, target, result)

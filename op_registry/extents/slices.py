@@ -18,9 +18,11 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.extents.ends import batch_end
 from op_registry.extents.factors import (
+    NUMBERS,
     Extent,
     Factor,
     Positions,
+    State,
     as_positions,
     factors_of,
     made_of,
@@ -100,7 +102,7 @@ def selected(call: Bound, labels: Labels, run: Run) -> Any:
             for n, factor in enumerate(factors):
                 factors[n], more = _cut(call, factor, cut, record.shape[cut.dim])
                 hides |= more
-            kept = [s.moved(_cut_as_data(s.there, cut, record.shape[cut.dim])) for s in kept]
+            kept = [_state_in_part(s, cut, record.shape[cut.dim]) for s in kept]
         if hides:
             return Outcome(result, Extent(tuple(factors), record.extent.is_mask, states=tuple(kept)), "part")
         return Outcome(result, made_of(factors, record.extent.is_mask, states=tuple(kept)))
@@ -207,6 +209,14 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
         return _taken(there, dim, ahead).narrow(dim, 0, length) & there.narrow(dim, 0, length)
 
     return known.moved_by(at_both_ends), True
+
+
+def _state_in_part(state: State, cut: Cut, size: int) -> State:
+    """A state in the part of a dimension that the data shows: of steps that were stacked, the steps there."""
+    there = _cut_as_data(state.there, cut, size)
+    return State(
+        there, state.recurrence, next(NUMBERS) if numbers_positions(state.there.along[cut.dim]) else state.number
+    )
 
 
 def _cut_as_data(factor: Factor, cut: Cut, size: int) -> Factor:
