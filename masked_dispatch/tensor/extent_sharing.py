@@ -12,7 +12,7 @@ from torch import Tensor
 
 from masked_dispatch.tensor.messages import written_through_view
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import Extent, conjunction, extent_of, factors_of, made_of
+from op_registry.extents.factors import Extent, conjunction, factors_of, made_of
 from op_registry.extents.regions import (
     are_same,
     explicit,
@@ -80,8 +80,8 @@ class SharedExtent:
         """
         if self.extent is None:
             return validity
-        own = member._extent
-        if own and len(own.factors) == len(self.extent.factors) and not self.extent.states:
+        own, extent = member._extent, self.extent
+        if own and len(own.factors) == len(extent.factors) and (extent.is_mask or not extent.states):
             return validity
         region = region_of(self.data, member._data)
         if region is None:
@@ -89,7 +89,8 @@ class SharedExtent:
         factors = factors_of(Dense(self.data, self.base_validity(), self.extent))
         there = there_in(factors, region)
         if there is not None and validity is not None and self.extent.is_mask:
-            self.extent, self.extent_written = extent_of(explicit(factors), is_mask=False), True
+            self.extent = made_of(explicit(factors), is_mask=False, states=extent.states)
+            self.extent_written = True
         return intersect(validity, there)
 
     def receive_extent(self, member: MaskedTensor, before: Dense, after: Dense) -> None:

@@ -209,10 +209,12 @@ def _placed(
     if any(known is not None and v not in region.dims for v, known in enumerate(factor.along)):
         return None
     along: list[Along] = []
-    for d, (v, whole) in enumerate(zip(region.dims, region.whole, strict=True)):
+    # (a dimension that the view does not have is cut, also if it has one index alone)
+    whole = [w and v is not None for w, v in zip(region.whole, region.dims, strict=True)]
+    for d, v in enumerate(region.dims):
         known = None if v is None else factor.along[v]  # (where everything is there, samples are contiguous from 0)
-        along.append(known if whole else SAMPLES if known is None else _with_part(base, d, shape[d], region, known))
-    cut = [d for d, v in enumerate(region.dims) if not region.whole[d] and (v is None or factor.along[v] is None)]
+        along.append(known if whole[d] else SAMPLES if known is None else _with_part(base, d, shape[d], region, known))
+    cut = [d for d, v in enumerate(region.dims) if not whole[d] and (v is None or factor.along[v] is None)]
     if not factor.positions and cut:  # it says whether the sample is there, at an index that numbers positions
         numbering = [d for d in cut if any(numbers_positions(f.along[d]) for f in base)] or cut
         if len(numbering) > 1 and not several:

@@ -30,6 +30,7 @@ from op_registry.extents.factors import (
     computed,
     confined,
     factors_of,
+    numbers_samples,
     where_all,
 )
 from op_registry.extents.follow import (
@@ -142,9 +143,12 @@ def stacked(
         mine = [[s for s in steps if s.recurrence == recurrence] for steps, _ in parts]
         given = [s for steps in mine for s in steps]
         sizes = [size for _, size in parts]
-        if any(s.there.along[dim] is not None for s in given):  # of samples, joined again
+        of_one_step = not is_new or sum(map(bool, mine)) < 2 or len({s.number for s in given}) == 1
+        if any(numbers_samples(s.there.along[dim]) for s in given):  # of samples, joined again
             kept.append(_laid(mine, sizes, dim, SAMPLES))
-        elif not is_new or sum(map(bool, mine)) < 2 or len({s.number for s in given}) == 1:
+        elif of_one_step and any(s.there.along[dim] is not None for s in given):  # of steps, joined again
+            kept.append(_laid(mine, sizes, dim, SCATTERED))
+        elif of_one_step:
             kept += merged(given)
         elif recurrence is None:
             raise MaskedSemanticsError(
