@@ -78,7 +78,7 @@ def dropped(call: str, skipped: str, kind: tuple[str, str] | None = None, count:
     """Warn or raise, as the mode says, that `call` is about to skip elements, unless nobody's code assigns.
 
     skipped  of what, with shapes: for the error. The warning doesn't vary with them, or it would come more than once.
-    kind     TO_PLAIN (None) or TO_PADDED
+    kind     TO_PLAIN (None), TO_PADDED or STATES
     count    how many, if somebody has counted
     """
     what, instead = kind or TO_PLAIN
@@ -110,5 +110,10 @@ TO_PADDED = (
     "the assignment to a padded tensor skips valid elements where it has no positions",
     "An assignment never makes a position be there. Assign to x.without_extent(), say what is there again with "
     "masked_dispatch.padded, or write x.mask_like(target).",
+)
+STATES = (
+    "the assignment to a part of a plain tensor writes the states that samples carry past their end",
+    "The plain tensor does not know at which steps a sample is there. Stack the states, torch.stack(states, 1), or "
+    "assign to a masked buffer (x.new_zeros(shape)), which are there at the steps that each sample has.",
 )
 _TO_SET = f"{_MODES}('silent') allows it, {_MODES}('refuse') raises."

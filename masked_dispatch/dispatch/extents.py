@@ -17,7 +17,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import extent_not_carried, written_through_view
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet
-from masked_dispatch.update_policy import TO_PADDED, dropped
+from masked_dispatch.update_policy import STATES, TO_PADDED, dropped
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.extents.factors import Extent, confined, conjunction, factors_of
 from op_registry.extents.follow import is_all_valid
@@ -26,7 +26,7 @@ from op_registry.extents.masks import of_target, same_mask
 from op_registry.extents.regions import explicit
 from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import assert_when_run, being_traced
+from op_registry.records.tracing import assert_when_run, being_traced, may_be_read
 from op_registry.records.validity import as_bool, as_int8
 
 
@@ -36,7 +36,8 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
     The functional form that computed `source` intersected it with the target's own; without one, that stays.
     """
     received, own = source._extent if isinstance(source, MaskedTensor) else None, target._extent
-    if _have_the_same(target, source) or not (received or own).factors:  # type: ignore[union-attr]
+    states = () if received is None else received.states
+    if _have_the_same(target, source) or not (states or (received or own).factors):  # type: ignore[union-attr]
         return
     if isinstance(target, SparseMaskedTensor):
         target._extent = own if received is None else received
@@ -67,7 +68,9 @@ def _have_the_same(target: MaskedTensor, source: Tensor) -> bool:
 def _same_in_graph(target: MaskedTensor, source: Tensor) -> None:
     """Assert that a write to memory that others share changes no extent: a graph cannot change what they know."""
     own, received = target._extent, source._extent if isinstance(source, MaskedTensor) else None
-    if own is None or received is None or own.places != received.places or (own.is_mask and not received.is_mask):
+    if own is None or received is None or len(own.states) != len(received.states):
+        raise MaskedSemanticsError(written_through_view(target))
+    if own.places != received.places or (own.is_mask and not received.is_mask):
         raise MaskedSemanticsError(written_through_view(target))
     mine, other = torch.ops.masked_dispatch.extent(target), torch.ops.masked_dispatch.extent(source)
     assert_when_run(mine == other, written_through_view(target))
@@ -145,3 +148,19 @@ def _with_extent_of(result: Tensor, source: Tensor, target: Tensor) -> Tensor:
     for there, known in of_target(record_below(target), record_below(source)):
         result = wrap_any(padded_along(unwrap_any(result), there, known))
     return result
+
+
+def say_what_is_carried_on(op: OpOverload, target: Tensor, source: Tensor) -> None:
+    """Warn or raise, as `updates` says, where a step's state is written to a part of a plain tensor: the states that
+    samples carry past their end are numbers there.
+    """
+    extent, base = source._extent if isinstance(source, MaskedTensor) else None, target._base
+    if extent is None or base is None or base.ndim <= target.ndim:
+        return
+    for state in extent.states:
+        there = state.there.there
+        past = None if not may_be_read(there) else there.numel() - int(there.sum())
+        if past != 0:
+            shapes = f"a masked tensor of shape {tuple(source.shape)} to a plain tensor of shape {tuple(target.shape)}"
+            dropped(str(op), f"{shapes} would write states of samples past their end", STATES, past)
+            return

@@ -12,7 +12,13 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.engine import accumulate_into
-from masked_dispatch.dispatch.extents import extent_after, receive_extent, say_what_is_not_there, where_there
+from masked_dispatch.dispatch.extents import (
+    extent_after,
+    receive_extent,
+    say_what_is_carried_on,
+    say_what_is_not_there,
+    where_there,
+)
 from masked_dispatch.dispatch.overlap import OverlapCheck, refuse_overlapping_outputs
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
@@ -85,7 +91,10 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
         elif assigns and isinstance(args[1], SparseMaskedTensor) and args[1].shape == target.shape:
             say_what_is_dropped(op, [(target, args[1])])
             return update(target, args[1])
-        elif drops:  # nothing is padded in a plain tensor: what a source lacks is skipped, as what it misses is
+        elif drops:
+            if assigns:
+                say_what_is_carried_on(op, target, args[1])
+            # nothing is padded in a plain tensor: what a source lacks is skipped, as what it misses is
             args = (target, *map(without_extent, args[1:]))
             kwargs = {name: without_extent(value) for name, value in kwargs.items()}
         if overlap.active:

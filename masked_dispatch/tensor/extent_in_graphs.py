@@ -84,6 +84,6 @@ def _sized(tensor: MaskedTensor, extent: Extent, traced: bool) -> Tensor:
 def take_extent_from_graph(tensor: MaskedTensor, known: Known, inner: dict[str, Tensor]) -> None:
     """Give a masked tensor that a graph takes or returns the extent of these inner tensors."""
     pieces = [inner[name] for name in NAMES if name in inner]
-    tensor._extent = together(known, pieces[: sum(known.stored)], pieces[-1].shape if known.sizes else ())
+    tensor._extent = together(known, pieces[: known.booleans], pieces[-1].shape if known.sizes else ())
     if being_traced(tensor._stored_tensors[0]):
         tensor._kept_pieces = tensor._extent, known, pieces

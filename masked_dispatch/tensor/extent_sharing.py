@@ -12,8 +12,18 @@ from torch import Tensor
 
 from masked_dispatch.tensor.messages import written_through_view
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import Extent, extent_of, factors_of
-from op_registry.extents.regions import are_same, explicit, region_of, shown, there_in, written
+from op_registry.extents.factors import Extent, conjunction, factors_of, made_of
+from op_registry.extents.regions import (
+    are_same,
+    explicit,
+    new_states,
+    region_of,
+    shown,
+    states_written,
+    there_in,
+    with_factors_of_steps,
+    written,
+)
 from op_registry.records.dense import Dense
 from op_registry.records.validity import intersect
 
@@ -40,6 +50,10 @@ class SharedExtent:
         """The base's current validity."""
         raise NotImplementedError
 
+    def write(self, data: Tensor, validity: Tensor | None) -> None:
+        """Assign `validity` to the elements of `data`, a view of the base's."""
+        raise NotImplementedError
+
     def extent_of(self, member: MaskedTensor) -> Extent | None:
         """A member's extent, once a write has changed the family's.
 
@@ -64,7 +78,10 @@ class SharedExtent:
 
         Only if the member's own extent does not know it: x[1, 2] of a padded batch is one position, and has no extent.
         """
-        if self.extent is None or (member._extent and len(member._extent.factors) == len(self.extent.factors)):
+        if self.extent is None:
+            return validity
+        own, extent = member._extent, self.extent
+        if own and len(own.factors) == len(extent.factors) and (extent.is_mask or not extent.states):
             return validity
         region = region_of(self.data, member._data)
         if region is None:
@@ -72,7 +89,8 @@ class SharedExtent:
         factors = factors_of(Dense(self.data, self.base_validity(), self.extent))
         there = there_in(factors, region)
         if there is not None and validity is not None and self.extent.is_mask:
-            self.extent, self.extent_written = extent_of(explicit(factors), is_mask=False), True
+            self.extent = made_of(explicit(factors), is_mask=False, states=extent.states)
+            self.extent_written = True
         return intersect(validity, there)
 
     def receive_extent(self, member: MaskedTensor, before: Dense, after: Dense) -> None:
@@ -82,7 +100,8 @@ class SharedExtent:
         """
         old, now = factors_of(before), factors_of(after)
         was_mask, is_mask = (r.extent is not None and r.extent.is_mask for r in (before, after))
-        if before.extent is not None and are_same(old, now) and is_mask >= was_mask:
+        steps = new_states(before.extent, after.extent)
+        if before.extent is not None and are_same(old, now) and is_mask >= was_mask and not steps:
             return
         region = region_of(self.data, member._data)
         if region is None:
@@ -92,9 +111,15 @@ class SharedExtent:
         factors = written(own, self.data.shape, region, () if whole else old, now)
         if factors is None:
             raise MaskedSemanticsError(written_through_view(member))
-        is_mask = whole and is_mask
-        self.extent = extent_of(factors if is_mask else explicit(factors), is_mask)
+        before_steps = () if whole or self.extent is None else self.extent.states
+        states, there = states_written(before_steps, self.data.shape, region, steps)
+        if there:
+            factors = with_factors_of_steps(factors, there)
+        is_mask = whole and is_mask and not there
+        self.extent = made_of(factors if is_mask else explicit(factors), is_mask, states=states)
         self.extent_written = True
+        if there:  # what was written before is a state past the end of some samples
+            self.write(self.data, intersect(self.base_validity(), conjunction(there)))
 
 
 def know_extent(member: Any, extent: Extent | None) -> None:

@@ -11,12 +11,14 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Label, Labels, atoms
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.factors import (
-    SAMPLES,
     SCATTERED,
     Along,
     Factor,
     Positions,
+    Samples,
     computed,
+    index_along,
+    is_apart,
     is_prefix,
     numbers_positions,
     where_all,
@@ -79,7 +81,7 @@ def met(a: Along, b: Along) -> Along:
         return Positions(
             a.contiguous and b.contiguous, a.from_start and b.from_start, nonempty=a.nonempty and b.nonempty
         )
-    return SCATTERED if numbers_positions(a) or numbers_positions(b) else SAMPLES
+    return SCATTERED if numbers_positions(a) or numbers_positions(b) else Samples(is_apart(a) or is_apart(b))
 
 
 def check_layouts(operands: Sequence[Sequence[Factor]], name: str) -> None:
@@ -130,6 +132,38 @@ def check_meetings(
             moved.append([f for f in factors if f is not None])
         number = next(d for d, dim in enumerate(dims[0]) if label in atoms(dim))
         check_along(moved, space.index(label), packet_name(call.op), list(met), number)
+
+
+def check_joined(labels: Labels, given: Mapping[str, Sequence[Factor]], sizes: Mapping[Label, int], name: str) -> None:
+    """Refuse a sum over samples that were joined, and lie at different places along a dimension that stays."""
+    kept = {a for dims in labels.results for dim in dims for a in atoms(dim)}
+    for operand, factors in given.items():
+        for factor in factors:
+            if not any(map(is_apart, factor.along)):
+                continue
+            dims = labels.operands[operand]
+            known = known_of(factor, dims, sizes)
+            gone = [d for d, dim in enumerate(dims) if not kept.issuperset(atoms(dim))]
+            if any(is_apart(known[a]) for d in gone for a in atoms(dims[d]) if a not in kept):
+                for dim in sorted(set(factor.positions).difference(gone)):
+                    _check_joined(factor, gone, dim, name)
+
+
+def _check_joined(factor: Factor, gone: Sequence[int], dim: int, name: str) -> None:
+    there = as_bool(factor.there)
+    order = there.logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
+    has = index_along(dim, there.shape[dim], there.ndim, there.device) < there.sum(dim, keepdim=True)
+    last = torch.where(has, order, -1)
+    same = ~has | (last == (last.amax(gone, keepdim=True) if last.numel() else last))
+    text = (
+        f"{name}: it would sum over samples that were joined, and that lie at different places along dimension {dim}: "
+        "their positions do not belong together. Move the samples to the front first, masked_dispatch.align(x, "
+        f"{dim}); or drop what is known of the padding, x.without_extent()."
+    )
+    if being_traced(there) or recording():
+        assert_when_run(same, text)
+    elif not bool(values_of(same).all()):
+        raise MaskedSemanticsError(text)
 
 
 def _met_along(

@@ -24,7 +24,12 @@ from op_registry.sparse.record import Sparse
 
 @dataclass(frozen=True)
 class Samples:
-    """A dimension whose indices are samples, or whatever else a boolean depends on that has no order of its own."""
+    """A dimension whose indices are samples, or whatever else a boolean depends on that has no order of its own.
+
+    apart  whether a join has made it of samples that may lie at different places: they must not be summed
+    """
+
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,20 @@ def numbers_positions(along: Along) -> bool:
     return isinstance(along, Positions)
 
 
+def numbers_samples(along: Along) -> bool:
+    """Whether indices of the dimension, or of a part of it, are samples."""
+    if isinstance(along, Merged):
+        return any(numbers_samples(part) for _, part in along.parts)
+    return isinstance(along, Samples)
+
+
+def is_apart(along: Along) -> bool:
+    """Whether samples along the dimension, or a part of it, may lie at different places."""
+    if isinstance(along, Merged):
+        return any(is_apart(part) for _, part in along.parts)
+    return isinstance(along, Samples) and along.apart
+
+
 def is_prefix(along: Along) -> bool:
     """Whether each sample's positions are known to be the first ones."""
     return isinstance(along, Positions) and along.is_prefix
@@ -108,7 +127,9 @@ def maybe_empty(along: Along) -> Along:
 
 def without_order(along: Along) -> Along:
     """What is known of a dimension whose elements have been taken in another order."""
-    return SCATTERED if numbers_positions(along) else None if along is None else SAMPLES
+    if numbers_positions(along):
+        return SCATTERED
+    return None if along is None else Samples(is_apart(along))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +139,13 @@ class Factor:
     along  what is known of each dimension of the tensor
     said   int8 with as many dimensions, of size 1 where the factor does not depend on one, or how to compute it; None:
            what is valid is there
+    step   of a factor that depends on no dimension: whether the last on which it did numbered positions, so that it
+           says of a step, and not of a sample, that it is there
     """
 
     along: tuple[Along, ...]
     said: Tensor | Boolean | None = None
+    step: bool = False
 
     @property
     def there(self) -> Tensor:
@@ -136,7 +160,7 @@ class Factor:
 
     def moved(self, along: tuple[Along, ...], move: Callable[[Tensor], Tensor]) -> Factor:
         """`move` of the boolean, of which `along` is known then; computed when somebody asks for it."""
-        return Factor(along, None if self.said is None else computed(move, self.said))
+        return replace(self, along=along, said=None if self.said is None else computed(move, self.said))
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -184,21 +208,46 @@ def computed(move: Callable[..., Tensor], *of: Tensor | Boolean) -> Tensor | Boo
 
 
 @dataclass(frozen=True, eq=False)
+class State:
+    """A step of a recurrence, of which a tensor is the state, or computed from it.
+
+    The state of a sample lives on past its end, so that this hides nothing; states of different steps, stacked, are
+    there at the steps that each sample has.
+
+    there       a factor: which samples have the step
+    recurrence  a number for the recurrence; None: of a compiled region, which knows it, and nobody outside
+    number      a number for the step: results of one call are of one step
+    """
+
+    there: Factor
+    recurrence: int | None
+    number: int
+
+    def moved(self, there: Factor) -> State:
+        return State(there, self.recurrence, self.number)
+
+
+@dataclass(frozen=True, eq=False)
 class Extent:
     """Which positions are there: those that every factor has.
 
     is_mask  whether what is valid is there and nothing else is: a batch that is padded and has no missing values
+    new      a dimension that the last call made, and that numbers nothing yet: a join along it keeps its parts apart
+    states   steps of recurrences, of which the tensor is the state
 
     Tensors may share an extent that is their mask and have different masks: the same object says nothing of positions.
     """
 
     factors: tuple[Factor, ...]
     is_mask: bool
+    new: int | None = None
+    states: tuple[State, ...] = ()
 
     @functools.cached_property
     def number(self) -> int:
         """A number for all that is known without reading a tensor."""
-        return _numbers.setdefault((self.known, self.is_mask), next(_counting))
+        steps = tuple(factor.step for factor in self.factors)
+        return _numbers.setdefault((self.known, steps, self.is_mask, self.new), next(_counting))
 
     @functools.cached_property
     def has_parts(self) -> bool:
@@ -213,7 +262,7 @@ class Extent:
     @functools.cached_property
     def last_dims(self) -> int:
         """How many last dimensions there are on which no factor depends."""
-        return min((len(f.along) - 1 - max(f.depends) for f in self.factors), default=2**31)
+        return min((len(f.along) - 1 - max(f.depends, default=-1) for f in self.factors), default=2**31)
 
     @property
     def known(self) -> tuple[tuple[Along, ...], ...]:
@@ -235,6 +284,8 @@ class Extent:
         return tuple(sorted({d for factor in self.factors for d in factor.positions}))
 
 
+# Numbers of recurrences and of steps.
+NUMBERS = itertools.count(1)
 _numbers: dict[Any, int] = {}
 _counting = itertools.count()
 
@@ -351,17 +402,27 @@ def extent_of(factors: Sequence[Factor], is_mask: bool) -> Extent | None:
     if not factors:
         return None
     if is_mask and len(factors) == 1:
-        known = tuple(factor.along for factor in factors)
+        known = tuple((factor.along, factor.step) for factor in factors)
         with contextlib.suppress(TypeError):  # (a size of a graph has no hash)
             return _of_mask(known)
-        return Extent(tuple(map(Factor, known)), True)
+        return Extent(tuple(Factor(along, None, step) for along, step in known), True)
     return Extent(tuple(factors), is_mask)
 
 
+def made_of(
+    factors: Sequence[Factor], is_mask: bool, new: int | None = None, states: tuple[State, ...] = ()
+) -> Extent | None:
+    """The extent of these factors, with a new dimension, and of a state."""
+    found = extent_of(factors, is_mask)
+    if new is None and not states:
+        return found
+    return replace(Extent((), is_mask) if found is None else found, new=new, states=states)
+
+
 @functools.lru_cache(maxsize=1024)
-def _of_mask(known: tuple[tuple[Along, ...], ...]) -> Extent:
+def _of_mask(known: tuple[tuple[tuple[Along, ...], bool], ...]) -> Extent:
     """The extent whose boolean is the mask: one object, which fast paths ask for, for batches with different masks."""
-    return Extent(tuple(map(Factor, known)), True)
+    return Extent(tuple(Factor(along, None, step) for along, step in known), True)
 
 
 def with_extent(record: AnyRecord, extent: Extent | None) -> Any:

@@ -12,7 +12,7 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
 from op_registry.dimensions.views import View
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents.combine import check_meetings, together
+from op_registry.extents.combine import check_joined, check_meetings, together
 from op_registry.extents.factors import (
     Extent,
     Factor,
@@ -92,6 +92,7 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     keeping = _KEEPING | {"selected"} if isinstance(call.rule.dims, View) else _KEEPING
     grows = fills or not keeping.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
     check_meetings(call, labels, given, sizes)
+    check_joined(labels, given, sizes, call.rule.name)
     numbers = itertools.count()
 
     def carried_from(dims: Sequence[Dimension], record: AnyRecord, of: Given = given) -> list[list[Factor]]:
@@ -181,7 +182,7 @@ def _has_empty(labels: Labels, sizes: Mapping[Label, int]) -> bool:
 
 def there_says_all(records: Mapping[str, AnyRecord]) -> bool:
     """Whether factors say of each operand what is valid."""
-    return all(is_all_valid(r) or r.extent is not None for r in records.values())
+    return all(is_all_valid(r) or (r.extent is not None and r.extent.factors) for r in records.values())
 
 
 # How the validity of a result follows: "kept" as it is; "both" valid where it is there, too; "there" where it is there,
@@ -250,7 +251,7 @@ def depends_at(call: Bound, labels: Labels, role: str) -> bool:
         factor.along[d] is not None and labels.role_of(dim) == role
         for name, record in records_of(call).items()
         if record.extent is not None
-        for factor in record.extent.factors
+        for factor in (*record.extent.factors, *[s.there for s in record.extent.states])
         for d, dim in enumerate(labels.operands[name])
     )
 

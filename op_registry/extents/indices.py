@@ -16,9 +16,11 @@ from op_registry.extents.combine import check_meetings, combined
 from op_registry.extents.factors import (
     SAMPLES,
     Along,
+    Extent,
     Factor,
     factors_of,
     is_prefix,
+    made_of,
     narrowed,
     numbers_positions,
     there,
@@ -29,6 +31,7 @@ from op_registry.extents.follow import any_stored, followed, only_padded, record
 from op_registry.extents.regroup import carried
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_int8, intersect
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
@@ -120,6 +123,8 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     records = records_of(call)
     first, record = next(iter(records.items()))
     if isinstance(call.rule.dims, Elementwise):
+        if len([r for r in records.values() if r.extent is not None]) > 1:
+            call = call.with_(**{first: with_extent(record, without_whole(record))})
         return followed(call, labels, call.applied(run), written=first)
     _check_counts(call, labels, records)
     _check_meetings(call, labels, records)
@@ -143,6 +148,17 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     if not factors:
         return result
     return with_factors(result, factors, padded=only_padded(records))
+
+
+def without_whole(record: AnyRecord) -> Extent | None:
+    """A record's extent without factors of which all is known to be there, as of a buffer's row that nobody has written
+    yet: what is written to it may lie anywhere.
+    """
+    extent = record.extent
+    if extent is None or not extent.says:
+        return extent
+    factors = [f for f in extent.factors if f.said is None or not (may_be_read(f.there) and bool(f.there.all()))]
+    return extent if len(factors) == len(extent.factors) else made_of(factors, extent.is_mask, states=extent.states)
 
 
 def _of_a_part(call: Bound, first: str, name: str, factor: Factor, labels: Labels) -> Factor:

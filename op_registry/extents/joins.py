@@ -1,137 +1,187 @@
-"""Operands one behind the other: their positions too, end to end."""
+"""Operands one behind the other: their positions too, end to end; and dimensions that one call makes for the next.
+
+Parts of one sample always have the same positions, so that parts whose extents differ are different samples. Along a
+dimension that the join makes, or that numbers samples, each index keeps the positions of its part. Along a dimension
+of features that existed before, a position is there where every part has it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
-from op_registry.extents.combine import combined, laid_out
+from op_registry.extents import states
+from op_registry.extents.combine import combined, laid_out, met
 from op_registry.extents.factors import (
+    PREFIX,
     SAMPLES,
     SCATTERED,
     Along,
     Factor,
     Merged,
     Positions,
-    conjunction,
+    Samples,
     factors_of,
     first_known,
+    is_nonempty,
+    is_prefix,
+    made_of,
     narrowed,
     numbers_positions,
+    numbers_samples,
     where_all,
 )
-from op_registry.extents.follow import only_padded, records_of, there_says_all, with_factors
-from op_registry.extents.masks import same_mask
+from op_registry.extents.follow import Outcome, only_padded, records_of, there_says_all, with_factors
+from op_registry.extents.found import layout_of
+from op_registry.extents.masks import same_extent
 from op_registry.records.dims import known_to_hold
-from op_registry.records.tracing import computed_at_once, recording
 from op_registry.records.validity import as_int8, unite
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
 
 
-def joined(call: Bound, labels: Labels, run: Run) -> Any:
-    """The result of a join.
+def unsqueezed(call: Bound, labels: Labels, run: Run) -> Outcome:
+    """A dimension of size 1 more, which numbers nothing yet; of what depends on no samples, the one that it is."""
+    record = next(iter(call.tensors.values()))
+    result = call.applied(run)
+    dim = call["dim"] % result.ndim
+    factors = [with_new(f, dim) for f in factors_of(record)]
+    kept = tuple(s.moved(with_new(s.there, dim)) for s in record.extent.states)
+    return Outcome(result, made_of(factors, record.extent.is_mask, dim, kept))
 
-    Along a dimension on which no extent depends, extents intersect. Along others, they lie end to end, and a part
-    without an extent is there, in the other dimensions, wherever another part is.
-    """
+
+def with_new(factor: Factor, dim: int) -> Factor:
+    """The factor with a new dimension `dim`: a sample by itself is numbered by it, and so is a step by itself."""
+    if any(map(numbers_samples, factor.along)):
+        known: Along = None
+    else:
+        known = PREFIX if factor.step and not factor.depends else SAMPLES
+    return factor.moved((*factor.along[:dim], known, *factor.along[dim:]), lambda there: there.unsqueeze(dim))
+
+
+class Part:
+    """An operand of a join: its factors, with the result's dimensions, and its size along the join."""
+
+    def __init__(self, record: AnyRecord, dim: int, stacked: bool) -> None:
+        self.record = record
+        self.size: int = 1 if stacked else record.shape[dim]
+        own = factors_of(record)
+        steps = () if record.extent is None else record.extent.states
+        self.factors = [with_new(f, dim) for f in own] if stacked else list(own)
+        self.states = [s.moved(with_new(s.there, dim)) for s in steps] if stacked else list(steps)
+
+
+def joined(call: Bound, labels: Labels, run: Run) -> Any:
+    """The result of a join."""
     result = call.applied(run)
     records = records_of(call)
     stacked = bool(getattr(call.rule.dims, "stacked", False))
     dim = call["dim"] % result.ndim
-    parts = [
-        _Part(
-            [_with_new(f, dim) for f in factors_of(r)] if stacked else list(factors_of(r)),
-            1 if stacked else r.shape[dim],
-        )
-        for r in records.values()
-        if stacked or r.ndim == result.ndim
-    ]
-    across = [[f for f in part.factors if f.along[dim] is None] for part in parts]
-    steps = _steps(parts, dim)
-    if steps is not None:
-        across = [[f for f in factors if f.positions] for factors in across]
-    found = list(combined(across, call.rule.name))
-    if steps is not None:
-        found.append(steps)
+    parts = [Part(r, dim, stacked) for r in records.values() if stacked or r.ndim == result.ndim]
+    is_new = stacked or _is_new(parts, dim)
+    found, kept = states.stacked([(p.states, p.size) for p in parts], dim, is_new, call.rule.name)
+    factors, keeps = _factors(parts, dim, is_new, call.rule.name)
+    grows = bool(found) or not keeps
+    all_there = only_padded(records)
+    outcome = with_factors(result, [*factors, *found], all_there, grows, whole=there_says_all(records))
+    return states.with_states(outcome, kept)
+
+
+def _is_new(parts: Sequence[Part], dim: int) -> bool:
+    """Whether the calls before a join have made its dimension for it.
+
+    A plain part does not know that. Beside one, the last dimension is taken for features, which a step has in common
+    with a state or with the time.
+    """
+    new = [part.record.extent.new for part in parts if part.record.extent is not None]
+    if any(d != dim for d in new) or any(not known_to_hold(part.size == 1) for part in parts):
+        return False
+    return bool(new) and (len(new) == len(parts) or dim != parts[0].record.ndim - 1)
+
+
+def _factors(parts: Sequence[Part], dim: int, is_new: bool, name: str) -> tuple[list[Factor], bool]:
+    """The factors of a join, and whether what is valid in its parts is there."""
+    every = [f for part in parts for f in part.factors]
+    knowns = [f.along[dim] for f in every]
     in_order = [[f for f in part.factors if numbers_positions(f.along[dim])] for part in parts]
+    by_sample = [[f for f in part.factors if numbers_samples(f.along[dim])] for part in parts]
+    others = [[f for f in part.factors if f.along[dim] is None] for part in parts]
     if any(in_order):
-        found.append(_end_to_end(parts, in_order, dim, positions=True))
-    by_sample = [
-        [f for f in part.factors if f.along[dim] is not None and not numbers_positions(f.along[dim])] for part in parts
-    ]
-    if any(by_sample):
-        found.append(_end_to_end(parts, by_sample, dim, positions=False))
-    grows = any(in_order) or any(by_sample) or not _alike(list(records.values()))
-    return with_factors(result, found, only_padded(records), grows, whole=there_says_all(records))
+        found = [_end_to_end(parts, in_order, dim, is_new)]
+        found += [_index_by_index(parts, by_sample, dim, ())] if any(by_sample) else []
+        return [*combined(others, name), *found], False
+    numbered = any(along is not None for along in knowns)
+    if not numbered and same_extent([part.record for part in parts]):
+        return parts[0].factors, True
+    if not numbered and not is_new:
+        return list(combined(others, name)), False
+    found = []
+    for kind in dict.fromkeys(f.positions for f in every):
+        each = [[f for f in part.factors if f.positions == kind] for part in parts]
+        if not kind and not numbered:
+            found += _steps(parts, each, dim)
+        else:
+            found.append(_index_by_index(parts, each, dim, kind))
+    return found, False
 
 
-def _alike(records: Sequence[AnyRecord]) -> bool:
-    """Whether records, all of which know which of their positions are there, are known to know the same."""
-    first = records[0].extent
-    if first is None or not first.is_mask or len(first.factors) != 1:
-        return False
-    return all(r.extent is not None and r.extent.number == first.number for r in records) and same_mask(records)
+def _index_by_index(
+    parts: Sequence[Part], factors: Sequence[Sequence[Factor]], dim: int, kind: Sequence[int]
+) -> Factor:
+    """The factor of parts each of which keeps its positions, along the dimensions of `kind`.
 
-
-class _Part:
-    """An operand of a join: its factors, with the result's dimensions, and its size along the join."""
-
-    def __init__(self, factors: list[Factor], size: int) -> None:
-        self.factors, self.size = factors, size
-
-
-def _with_new(factor: Factor, dim: int) -> Factor:
-    return Factor((*factor.along[:dim], None, *factor.along[dim:]), factor.there.unsqueeze(dim))
-
-
-def _steps(parts: Sequence[_Part], dim: int) -> Factor | None:
-    """The factor of parts of size 1 that say only whether the sample is there, each another: steps of a loop."""
-    if len(parts) < 2 or any(type(part.size) is not int or part.size != 1 for part in parts):
-        return None
-    samples = [[f for f in part.factors if not f.positions and f.along[dim] is None] for part in parts]
-    given = [where_all(factors) for factors in samples if factors]
-    if len(given) < 2 or not any(_differ(given[0], other) for other in given):
-        return None
-    depends: set[int] = {d for factors in samples for f in factors for d in f.depends}
-    along = tuple(SCATTERED if d == dim else SAMPLES if d in depends else None for d in range(given[0].ndim))
-    laid = [(conjunction(factors), part.size) for factors, part in zip(samples, parts, strict=True)]
-    return Factor(along, laid_out(laid, dim, given[0]))
-
-
-def _differ(a: Tensor, b: Tensor) -> bool:
-    if a is b:
-        return False
-    return not computed_at_once(a, b) or recording() or a.shape != b.shape or not torch.equal(a, b)
-
-
-def _end_to_end(parts: Sequence[_Part], factors: Sequence[Sequence[Factor]], dim: int, positions: bool) -> Factor:
-    """The factor of parts that lie end to end along `dim`."""
+    A part without an extent is there, along positions, wherever another part is, and as a sample.
+    """
     given = [f for each in factors for f in each]
-    somewhere = _somewhere(factors, dim, positions)
-    laid = [(where_all(each) if each else somewhere, part.size) for each, part in zip(factors, parts, strict=True)]
-    there = laid_out(laid, dim, given[0].there)
-    along = list(first_known(given))
-    if positions:
-        along[dim] = _positions(factors, [part.size for part in parts], dim)
+    somewhere: Tensor | None = None
+    if kind:
+        somewhere = reduce(unite, [as_int8(where_all(each).any(dim, keepdim=True)) for each in factors if each])
+    there = laid_out(_booleans(parts, factors, somewhere), dim, given[0].there)
+    along = [_met([f.along[d] for f in given if f.along[d] is not None]) for d in range(there.ndim)]
+    places_differ = any(not is_prefix(f.along[d]) for f in given for d in kind)
+    along[dim] = Samples(apart=places_differ)
     return Factor(tuple(along), narrowed(there, along))
 
 
-def _somewhere(factors: Sequence[Sequence[Factor]], dim: int, positions: bool) -> Tensor | None:
+def _met(knowns: Sequence[Along]) -> Along:
+    return reduce(met, knowns) if knowns else None
+
+
+def _booleans(
+    parts: Sequence[Part], factors: Sequence[Sequence[Factor]], without: Tensor | None
+) -> list[tuple[Tensor | None, int]]:
+    """The boolean of each part, and its size; of a part without factors, `without`."""
+    return [(where_all(each) if each else without, part.size) for part, each in zip(parts, factors, strict=True)]
+
+
+def _steps(parts: Sequence[Part], factors: Sequence[Sequence[Factor]], dim: int) -> list[Factor]:
+    """The factors of parts that say only whether the sample is there: it is there where any step is."""
+    given = [f for each in factors for f in each]
+    there = laid_out(_booleans(parts, factors, None), dim, given[0].there)
+    along = [_met([f.along[d] for f in given if f.along[d] is not None]) for d in range(there.ndim)]
+    sample = Factor(tuple(along), as_int8(there.any(dim, keepdim=True)), any(f.step for f in given))
+    along[dim] = layout_of(there, dim)
+    return [sample, Factor(tuple(along), there)]
+
+
+def _end_to_end(parts: Sequence[Part], factors: Sequence[Sequence[Factor]], dim: int, is_new: bool) -> Factor:
+    """The factor of parts whose positions lie end to end along `dim`."""
+    given = [f for each in factors for f in each]
+    there = laid_out(_booleans(parts, factors, _somewhere(factors, dim)), dim, given[0].there)
+    along = list(first_known(given))
+    along[dim] = layout_of(there, dim) if is_new else _positions(factors, [part.size for part in parts], dim)
+    return Factor(tuple(along), narrowed(there, along))
+
+
+def _somewhere(factors: Sequence[Sequence[Factor]], dim: int) -> Tensor | None:
     """Where a part without an extent is there: where another part is, if more than `dim` says so; None: everywhere."""
-    found: Tensor | None = None
-    for each in factors:
-        for factor in each:
-            if positions and len(factor.positions) < 2:
-                continue
-            somewhere = as_int8(factor.there.any(dim, keepdim=True))
-            found = somewhere if found is None else unite(found, somewhere)
-    return found
+    several = [f for each in factors for f in each if len(f.positions) > 1]
+    return reduce(unite, [as_int8(f.there.any(dim, keepdim=True)) for f in several]) if several else None
 
 
 def _positions(factors: Sequence[Sequence[Factor]], sizes: Sequence[int], dim: int) -> Positions:
@@ -145,7 +195,10 @@ def _positions(factors: Sequence[Sequence[Factor]], sizes: Sequence[int], dim: i
     whole_before = not any(factors[:-1])
     contiguous = whole_before and all(isinstance(k, Positions) and k.is_prefix for k in knowns)
     parts = tuple((size, _one([f.along[dim] for f in each])) for each, size in zip(factors, sizes, strict=True))
-    return Positions(contiguous, contiguous, parts)
+    # (every sample has a position that one part has for all of them)
+    by_one = all(len(f.positions) == 1 for each in factors for f in each)
+    nonempty = by_one and any(len(each) < 2 and all(is_nonempty(f.along[dim]) for f in each) for each in with_elements)
+    return Positions(contiguous, contiguous, parts, nonempty)
 
 
 def _one(knowns: Sequence[Along]) -> Along:

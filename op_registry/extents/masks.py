@@ -21,6 +21,7 @@ from op_registry.extents.factors import (
     with_extent,
 )
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import computed_at_once
 from op_registry.records.validity import intersect
 from op_registry.sparse.permuted import AnyRecord, shown
 
@@ -83,6 +84,18 @@ def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
     return with_extent(total, extent_of([Factor(known, there)], is_mask=False))
 
 
+def same_extent(records: Sequence[AnyRecord]) -> bool:
+    """Whether records have the very same extent. (Values of booleans are not compared, as a graph could not.)"""
+    extents: list[Extent | None] = [record.extent for record in records]
+    first = extents[0]
+    if first is None or any(e is None or e.number != first.number or e.states for e in extents):
+        return False
+    saids = [[f.said for f in e.factors] for e in extents if e is not None]
+    if any(a is not b for each in saids for a, b in zip(each, saids[0], strict=True)):
+        return False
+    return all(said is not None for said in saids[0]) or same_mask(records)
+
+
 def same_mask(records: Sequence[AnyRecord]) -> bool:
     """Whether records are known to be valid at the same places."""
     return all(_same_mask(record, records[0]) for record in records[1:])
@@ -90,9 +103,18 @@ def same_mask(records: Sequence[AnyRecord]) -> bool:
 
 def _same_mask(a: AnyRecord, b: AnyRecord) -> bool:
     if isinstance(a, Dense) or isinstance(b, Dense):
-        return isinstance(a, Dense) and isinstance(b, Dense) and a.validity is b.validity
+        return isinstance(a, Dense) and isinstance(b, Dense) and _is_same_memory(a.validity, b.validity)
     (x, _), (y, _) = shown(a), shown(b)
     return x.pattern.same_as(y.pattern) and x.values.validity is None and y.values.validity is None
+
+
+def _is_same_memory(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two masks are one, or show one memory alike, as those of halves of features do."""
+    if a is b or a is None or b is None or type(a) is not Tensor or type(b) is not Tensor:
+        return a is b
+    if a.shape != b.shape or a.stride() != b.stride() or not computed_at_once(a, b):
+        return False
+    return a.data_ptr() == b.data_ptr() and a.device == b.device
 
 
 def known_of_union(along: Sequence[Along]) -> tuple[Along, ...]:

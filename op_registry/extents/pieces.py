@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.factors import (
+    NUMBERS,
     SAMPLES,
     Along,
     Extent,
     Factor,
     Merged,
     Positions,
+    State,
     extent_of,
     factors_of,
     maybe_empty,
@@ -31,12 +33,23 @@ class Known:
     along   of each factor; the sizes of parts are left out (0)
     stored  whether each factor has a boolean of its own
     sizes   how many sizes its parts have
+    steps   whether each factor says of a step that it is there
+    states  of each step that the tensor is a state of, the same as of a factor. Which recurrence it is of is not told:
+            a graph serves all
     """
 
     along: tuple[tuple[Along, ...], ...]
     stored: tuple[bool, ...]
     sizes: int
     is_mask: bool
+    steps: tuple[bool, ...] = ()
+    new: int | None = None
+    states: tuple[tuple[tuple[Along, ...], bool], ...] = ()
+
+    @property
+    def booleans(self) -> int:
+        """How many booleans of its own the extent has."""
+        return sum(self.stored) + len(self.states)
 
 
 def serves(compiled: Known | None, given: Known | None) -> bool:
@@ -54,12 +67,14 @@ def known_of(extent: Extent) -> Known:
     left_out = itertools.repeat(0)
     along = tuple(tuple(_with_sizes(a, left_out) for a in f.along) for f in extent.factors)
     stored = tuple(f.said is not None for f in extent.factors)
-    return Known(along, stored, len(sizes_in(extent)), extent.is_mask)
+    steps = tuple(f.step for f in extent.factors)
+    states = tuple((s.there.along, s.there.step) for s in extent.states)
+    return Known(along, stored, len(sizes_in(extent)), extent.is_mask, steps, extent.new, states)
 
 
 def booleans_of(extent: Extent) -> list[Tensor]:
-    """The booleans that factors have of their own."""
-    return [f.there for f in extent.factors if f.said is not None]
+    """The booleans that factors have of their own, and those of states."""
+    return [f.there for f in extent.factors if f.said is not None] + [s.there.there for s in extent.states]
 
 
 def sizes_in(extent: Extent) -> list[int]:
@@ -76,20 +91,28 @@ def shape_of_sizes(extent: Extent) -> list[int]:
 def together(known: Known, booleans: Sequence[Tensor], shape: Sequence[int]) -> Extent:
     """The extent of these pieces; `shape` is that of the tensor that carries the sizes, if it has any."""
     rest, sizes = iter(booleans), iter(shape[len(shape) - known.sizes :])
-    return Extent(
-        tuple(
-            Factor(tuple(_with_sizes(a, sizes) for a in along), next(rest) if stored else None)
-            for along, stored in zip(known.along, known.stored, strict=True)
-        ),
-        known.is_mask,
-    )
+    factors = [
+        Factor(tuple(_with_sizes(a, sizes) for a in along), next(rest) if stored else None, step)
+        for along, stored, step in zip(known.along, known.stored, known.steps, strict=True)
+    ]
+    states = [State(Factor(along, next(rest), step), None, next(NUMBERS)) for along, step in known.states]
+    return Extent(tuple(factors), known.is_mask, known.new, tuple(states))
 
 
 def with_booleans(extent: Extent, booleans: Sequence[Tensor]) -> Extent:
-    """The same extent with these booleans, which may be expanded, for those that factors have of their own."""
+    """The same extent with these booleans, which may be expanded, for those that it has of its own."""
     rest = iter(booleans)
-    factors = (f if f.said is None else replace(f, said=narrowed(next(rest), f.along)) for f in extent.factors)
-    return Extent(tuple(factors), extent.is_mask)
+
+    def with_next(f: Factor) -> Factor:
+        return replace(f, said=narrowed(next(rest), f.along))
+
+    return _changed(extent, lambda f: f if f.said is None else with_next(f))
+
+
+def _changed(extent: Extent, change: Callable[[Factor], Factor]) -> Extent:
+    """The extent with changed factors, those of its states too."""
+    factors = tuple(map(change, extent.factors))
+    return Extent(factors, extent.is_mask, states=tuple(s.moved(change(s.there)) for s in extent.states))
 
 
 # ----------------------------------------------------------------------------------------------------------- transforms
@@ -105,14 +128,12 @@ def without_dim(extent: Extent, dim: int) -> Extent:
             f"vmap would map over dimension {dim} of a masked tensor, which numbers positions of padded samples. Map "
             "over the dimension that numbers the samples; or treat padding as missing values, x.without_extent()"
         )
-    factors = (Factor((*f.along[:dim], *f.along[dim + 1 :]), f.said) for f in extent.factors)
-    return Extent(tuple(factors), extent.is_mask)
+    return _changed(extent, lambda f: replace(f, along=(*f.along[:dim], *f.along[dim + 1 :])))
 
 
 def with_samples(extent: Extent, dim: int) -> Extent:
     """What is known of a result that has `dim` more: the dimension over which a function was mapped."""
-    factors = (Factor((*f.along[:dim], SAMPLES, *f.along[dim:]), f.said) for f in extent.factors)
-    return Extent(tuple(factors), extent.is_mask)
+    return _changed(extent, lambda f: replace(f, along=(*f.along[:dim], SAMPLES, *f.along[dim:])))
 
 
 def of_outer(output: Dense | None, argument: Dense | None, ndim: int) -> Extent | None:

@@ -8,19 +8,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import both as where_both
 from op_registry.extents.factors import (
+    NUMBERS,
     SAMPLES,
     SCATTERED,
     Along,
     Extent,
     Factor,
     Positions,
+    State,
     conjunction,
-    extent_of,
+    made_of,
     numbers_positions,
     without_order,
 )
+from op_registry.records.tracing import may_be_read
 
 
 @dataclass(frozen=True)
@@ -78,15 +82,22 @@ def _steps_within(data: Tensor, dim: int, start: int, size: int, stride: int) ->
 
 def shown(extent: Extent, region: Region) -> Extent | None:
     """The extent of the part of a tensor that a region is."""
-    factors = []
-    for factor in extent.factors:
-        along: list[Along] = [None] * region.ndim
-        for v, whole, known in zip(region.dims, region.whole, factor.along, strict=True):
-            if v is not None:
-                along[v] = known if whole else _in_part(known)
-        if any(known is not None for known in along):
-            factors.append(Factor(tuple(along), None if factor.said is None else _to_view(factor.there, region)))
-    return extent_of(factors, extent.is_mask) if extent.factors else extent
+    factors = [f for factor in extent.factors if (f := _in_view(factor, region)).depends and not _says_nothing(f)]
+    states = tuple(s.moved(_in_view(s.there, region)) for s in extent.states)
+    return made_of(factors, extent.is_mask, states=states)
+
+
+def _in_view(factor: Factor, region: Region) -> Factor:
+    along: list[Along] = [None] * region.ndim
+    for v, whole, known in zip(region.dims, region.whole, factor.along, strict=True):
+        if v is not None:
+            along[v] = known if whole else _in_part(known)
+    return Factor(tuple(along), None if factor.said is None else _to_view(factor.there, region), factor.step)
+
+
+def _says_nothing(factor: Factor) -> bool:
+    """Whether a factor has a boolean of its own that is known to be everywhere: of rows that nobody has written yet."""
+    return factor.said is not None and may_be_read(factor.there) and bool(factor.there.all())
 
 
 def there_in(factors: Sequence[Factor], region: Region) -> Tensor | None:
@@ -135,6 +146,50 @@ def written(
     return tuple(found)
 
 
+def new_states(before: Extent | None, after: Extent | None) -> list[State]:
+    """The states that `after` is and `before` was not."""
+    known = {s.number for s in before.states} if before is not None else set()
+    return [s for s in after.states if s.number not in known] if after is not None else []
+
+
+def states_written(
+    base: Sequence[State], shape: Sequence[int], region: Region, new: Sequence[State]
+) -> tuple[tuple[State, ...], list[Factor]]:
+    """The states of a tensor, and the factors of those of which it has several steps, after a write to a region."""
+    states, there = list(base), []
+    for state in new:
+        placed = _placed((), shape, region, state.there, several=True)
+        if placed is None:  # (a dimension of the view is none of the tensor)
+            continue
+        n = next((n for n, s in enumerate(states) if s.recurrence == state.recurrence), None)
+        if n is None:
+            states.append(State(placed, state.recurrence, state.number))
+        elif states[n].there.depends == placed.depends:
+            known = where_both(states[n].there, placed)
+            is_same = states[n].number == state.number
+            if not is_same and state.recurrence is None:
+                raise MaskedSemanticsError(
+                    "states that compiled regions have returned are written to one buffer, and it is not known outside "
+                    "of these whether they are steps of one recurrence. Compile the whole loop; or write "
+                    "h.without_extent(), and say then what is there, masked_dispatch.padded."
+                )
+            states[n] = State(known, state.recurrence, state.number if is_same else next(NUMBERS))
+            there += [] if is_same else [known]
+    return tuple(states), there
+
+
+def with_factors_of_steps(factors: Sequence[Factor], there: Sequence[Factor]) -> tuple[Factor, ...]:
+    """The factors of a tensor, with those of the steps that were written to it."""
+    found = list(factors)
+    for factor in there:
+        same = next((n for n, f in enumerate(found) if f.depends == factor.depends), None)
+        if same is None:
+            found.append(factor)
+        else:
+            found[same] = where_both(found[same], factor)
+    return tuple(found)
+
+
 def are_same(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
     """Whether these factors, each with its boolean, say the same."""
     return len(a) == len(b) and all(any(_is_same(x, y) for y in b) for x in a)
@@ -144,20 +199,28 @@ def _is_same(a: Factor, b: Factor) -> bool:
     return a.depends == b.depends and (a.there is b.there or torch.equal(a.there, b.there))
 
 
-def _placed(base: Sequence[Factor], shape: Sequence[int], region: Region, factor: Factor) -> Factor | None:
-    """A factor of a region, of the whole tensor: outside of the region, everything is there."""
+def _placed(
+    base: Sequence[Factor], shape: Sequence[int], region: Region, factor: Factor, several: bool = False
+) -> Factor | None:
+    """A factor of a region, of the whole tensor: outside of the region, everything is there.
+
+    several  whether several dimensions may number the positions of what says only whether a sample is there
+    """
     if any(known is not None and v not in region.dims for v, known in enumerate(factor.along)):
         return None
     along: list[Along] = []
-    for d, (v, whole) in enumerate(zip(region.dims, region.whole, strict=True)):
+    # (a dimension that the view does not have is cut, also if it has one index alone)
+    whole = [w and v is not None for w, v in zip(region.whole, region.dims, strict=True)]
+    for d, v in enumerate(region.dims):
         known = None if v is None else factor.along[v]  # (where everything is there, samples are contiguous from 0)
-        along.append(known if whole else SAMPLES if known is None else _with_part(base, d, shape[d], region, known))
-    cut = [d for d, v in enumerate(region.dims) if not region.whole[d] and (v is None or factor.along[v] is None)]
+        along.append(known if whole[d] else SAMPLES if known is None else _with_part(base, d, shape[d], region, known))
+    cut = [d for d, v in enumerate(region.dims) if not whole[d] and (v is None or factor.along[v] is None)]
     if not factor.positions and cut:  # it says whether the sample is there, at an index that numbers positions
         numbering = [d for d in cut if any(numbers_positions(f.along[d]) for f in base)] or cut
-        if len(numbering) > 1:
+        if len(numbering) > 1 and not several:
             return None
-        along[numbering[0]] = SCATTERED
+        for d in numbering:
+            along[d] = SCATTERED
     there = factor.there.new_ones([1 if known is None else size for known, size in zip(along, shape, strict=True)])
     part = there[tuple(p if known is not None else slice(None) for p, known in zip(region.parts, along, strict=True))]
     order = [v for v in region.dims if v is not None]

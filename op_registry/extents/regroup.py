@@ -48,7 +48,7 @@ def carried(
         return None
     known |= dict.fromkeys(broadcast & known.keys(), None)
     moved = Factor(tuple(_along_of(dim, known, sizes) for dim in result))
-    if not moved.matters:
+    if factor.depends and not moved.matters:
         return None
     if moved.along == factor.along and tuple(operand) == tuple(result):
         return factor

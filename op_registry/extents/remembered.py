@@ -7,6 +7,7 @@ booleans of results with several factors depend on the operands; they are comput
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.extents import ends
-from op_registry.extents.factors import Boolean, Extent, Factor, confined, conjunction, extent_of, said_of, with_extent
+from op_registry.extents.factors import Boolean, Extent, confined, conjunction, made_of, said_of, with_extent
 from op_registry.extents.follow import RECORDS, Mask, Outcome, for_each, is_all_valid
+from op_registry.extents.masks import same_extent
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import intersect
 from op_registry.rule import Rule, Run
@@ -56,7 +58,8 @@ def remembered(
     key = _key((*args, *kwargs.items()), records)
     if key is None:
         return for_each(outcome(run, rule, op, args, kwargs), finished)
-    key = (rule, op, key)
+    same = _have_one_extent(records)
+    key = (rule, op, key, same) if same else (rule, op, key)
     plan = _plans.get(key)
     if plan is _ITSELF:
         result = run(*args, **kwargs)
@@ -105,6 +108,8 @@ def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | N
                 return None
             records.append(value)
             extent = value.extent
+            if extent is not None and extent.states:  # (each call is a step of its own)
+                return None
             key += (sizes, data.device, is_all_valid(value) if extent is None else extent.number + 2)
         elif kind is float:
             key.append(float)
@@ -143,6 +148,7 @@ class _Making:
 
     def __init__(self, records: Sequence[AnyRecord], run: Run) -> None:
         self.run, self.raw = run, None
+        same = _have_one_extent(records)
         self.read: list[bool] = []
         self.places: list[Place] = []
         self.originals: dict[int, AnyRecord] = {}
@@ -150,9 +156,13 @@ class _Making:
         for i, record in enumerate(records):
             extent = record.extent
             if extent is not None:
-                places = [Place(said_of(record, f), (i, j), self.read) for j, f in enumerate(extent.factors)]
-                self.places += places
-                extent = Extent(tuple(map(Factor, extent.known, places)), extent.is_mask)
+                if same and extent.factors and self.places:  # one place: so rules see that they have one extent
+                    places = self.places
+                else:
+                    places = [Place(said_of(record, f), (i, j), self.read) for j, f in enumerate(extent.factors)]
+                    self.places += places
+                factors = [replace(f, said=place) for f, place in zip(extent.factors, places, strict=True)]
+                extent = replace(extent, factors=tuple(factors))
             standing = with_extent(record, extent)
             self.originals[id(standing)] = record
             self.standing.append(standing)
@@ -166,6 +176,12 @@ class _Making:
             **{k: map_tensors(original, v, RECORDS) for k, v in kwargs.items()},
         )
         return self.raw
+
+
+def _have_one_extent(records: Sequence[AnyRecord]) -> bool:
+    """Whether several records know which of their positions are there, and have the very same extent."""
+    given = [r for r in records if r.extent is not None and r.extent.factors]
+    return len(given) > 1 and same_extent(given)
 
 
 def _first(
@@ -202,7 +218,7 @@ def _first(
 
 def _has_plan(outcome: Any) -> bool:
     extent = outcome.extent if isinstance(outcome, Outcome) else None
-    return extent is None or all(_of_operands(f.said) for f in extent.factors)
+    return extent is None or (not extent.states and all(_of_operands(f.said) for f in extent.factors))
 
 
 def _of_operands(said: Tensor | Boolean | None) -> bool:
@@ -229,8 +245,8 @@ def _as_planned(result: Any, told: tuple[Extent | None, Mask] | None, records: S
     extent, mask = told
     if extent is not None and extent.says:
         made: dict[int, Tensor | Boolean] = {}
-        factors = tuple(Factor(f.along, _replayed(f.said, records, made)) for f in extent.factors)
-        extent = Extent(factors, extent.is_mask)
+        factors = tuple(replace(f, said=_replayed(f.said, records, made)) for f in extent.factors)
+        extent = replace(extent, factors=factors)
     if mask == "kept":
         result.extent = extent
         return result
@@ -264,7 +280,7 @@ def finished(result: Any) -> Any:
     if mask == "kept":
         return with_extent(record, extent)
     there = conjunction(extent.factors)
-    extent = extent_of(extent.factors, extent.is_mask)
+    extent = made_of(extent.factors, extent.is_mask, extent.new, extent.states)
     if not isinstance(record, Dense):
         return with_extent(confined(record, there), extent)
     validity = there if mask == "there" else intersect(record.validity, there)

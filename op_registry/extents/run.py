@@ -11,7 +11,7 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.dimensions.movements import AtIndices, Indexed, Joined, OfSizes
 from op_registry.dimensions.views import Reshaped, View
-from op_registry.extents import indices, joins, particular, samples, slices
+from op_registry.extents import indices, joins, particular, samples, slices, states
 from op_registry.extents.factors import with_extent
 from op_registry.extents.follow import (
     RECORDS,
@@ -71,7 +71,10 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
     follower = _follower(call, labels)
     if follower in _ON_DENSE and any_stored(call):
         raise NotLowered("it works within each sample, on dense storage")
-    return follower(call, labels, run)
+    result = follower(call, labels, run)
+    if follower in _OF_STATES or not states.any_states(records_of(call).values()):
+        return result
+    return states.kept(call, labels, result)
 
 
 def _follower(call: Bound, labels: Labels) -> Follower:
@@ -90,6 +93,10 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         return indices.looked_up
     if isinstance(dims, View) and depends_at(call, labels, "selected"):
         return slices.selected
+    if packet_name(call.op).startswith("unsqueeze"):
+        return joins.unsqueezed
+    if packet_name(call.op).endswith("_cell"):
+        return states.of_cell
     if depends_at(call, labels, "moved"):
         return samples.moved
     if depends_at(call, labels, "front"):
@@ -129,3 +136,5 @@ def _ordinary(call: Bound, labels: Labels, run: Run) -> Any:
 
 # What moves elements of dense records.
 _ON_DENSE = frozenset({samples.windowed, slices.unfolded})
+# What knows of which steps its results are states.
+_OF_STATES = frozenset({joins.joined, joins.unsqueezed, samples.chosen, slices.selected, states.of_cell})

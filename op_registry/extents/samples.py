@@ -12,7 +12,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
-from op_registry.extents import regroup, stored
+from op_registry.extents import regroup, states, stored
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
     SAMPLES,
@@ -172,7 +172,8 @@ def reshaped(call: Bound, run: Run) -> Any:
     if result is record:
         return result
     factors = [regroup.reshaped(f, record.shape, result.shape) for f in factors_of(record)]
-    return with_factors(result, factors, record.extent.is_mask, grows=False)
+    kept = [s.moved(regroup.reshaped(s.there, record.shape, result.shape)) for s in record.extent.states]
+    return states.with_states(with_factors(result, factors, record.extent.is_mask, grows=False), kept)
 
 
 def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
@@ -217,13 +218,21 @@ def chosen(call: Bound, labels: Labels, run: Run) -> Any:
 
     condition, *branches = (factors(name) if name in records else [] for name in call.tensors)
     of_sample = [[f for f in each if not f.positions] for each in branches]
+    found = [
+        s.moved(there)
+        for name, record in records.items()
+        for s in states.states_of(record)
+        for there in states.carried_state(s.there, labels.operands[name], dims, sizes, record, result)
+    ]
+    kept = states.of_choice(found, [f for each in of_sample for f in each])
     if not any(of_sample):
-        return with_factors(result, combined([condition, *branches], call.rule.name), only_padded(records))
+        outcome = with_factors(result, combined([condition, *branches], call.rule.name), only_padded(records))
+        return states.with_states(outcome, kept)
     if any_stored(call):
         raise NotLowered("whether a sample is there follows the branch that it chooses, on dense storage")
     of_positions = [[f for f in each if f.positions] for each in branches]
-    found = [*combined([condition, *of_positions], call.rule.name), _of_chosen(call, of_sample, result)]
-    return with_factors(result, found, padded=False)
+    chosen = [*combined([condition, *of_positions], call.rule.name), _of_chosen(call, of_sample, result)]
+    return states.with_states(with_factors(result, chosen, padded=False), kept)
 
 
 def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense) -> Factor:
@@ -233,11 +242,13 @@ def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense
     ones = torch.ones([1] * result.ndim, dtype=torch.int8, device=result.device)
     first, second = [where_all(each) if each else ones for each in of_sample]
     there = torch.where(test, first, second)
-    depends = {d for each in of_sample for f in each for d in f.depends}
+    given = [f for each in of_sample for f in each]
+    depends = {d for f in given for d in f.depends}
     there = there.expand(result.shape) if there.ndim < result.ndim else there
     others = [d for d in range(result.ndim) if d not in depends and there.shape[d] != 1]
     there = as_int8(there.amax(others, keepdim=True)) if others and there.numel() else there
-    return Factor(tuple(SAMPLES if d in depends else None for d in range(result.ndim)), there)
+    along = tuple(SAMPLES if d in depends else None for d in range(result.ndim))
+    return Factor(along, there, not depends and any(f.step for f in given))
 
 
 # -------------------------------------------------------------------------------------------------------------- windows

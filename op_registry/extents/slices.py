@@ -18,12 +18,14 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.extents.ends import batch_end
 from op_registry.extents.factors import (
+    NUMBERS,
     Extent,
     Factor,
     Positions,
+    State,
     as_positions,
-    extent_of,
     factors_of,
+    made_of,
     numbers_positions,
 )
 from op_registry.extents.follow import Outcome, for_each_result, refuse
@@ -95,16 +97,15 @@ def selected(call: Bound, labels: Labels, run: Run) -> Any:
 
     def of_result(result: AnyRecord, _: object) -> Any:
         factors, hides = list(factors_of(record)), False
+        kept = list(record.extent.states)
         for cut in next(pieces):  # the last dimension first: those before keep their places
             for n, factor in enumerate(factors):
                 factors[n], more = _cut(call, factor, cut, record.shape[cut.dim])
                 hides |= more
-        factors = [f for f in factors if f.matters]
-        if not factors:
-            return result
+            kept = [_state_in_part(s, cut, record.shape[cut.dim]) for s in kept]
         if hides:
-            return Outcome(result, Extent(tuple(factors), record.extent.is_mask), "part")
-        return Outcome(result, extent_of(factors, record.extent.is_mask))
+            return Outcome(result, Extent(tuple(factors), record.extent.is_mask, states=tuple(kept)), "part")
+        return Outcome(result, made_of(factors, record.extent.is_mask, states=tuple(kept)))
 
     return for_each_result(results, labels.results, of_result)
 
@@ -169,9 +170,7 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     if not cut.kept:
         if isinstance(along, Positions) and not known_to_hold(size == 1) and "index" in call:
             _warn_of_index(along, cut)
-        rest = (*factor.along[:dim], *factor.along[dim + 1 :])
-        index = 0 if along is None else cut.start
-        return factor.moved(rest, lambda there: there.select(dim, index)), False
+        return _cut_as_data(factor, cut, size), False
     shown = cut.of(size)
     taken = functools.partial(_taken, dim=dim, part=shown)
     if along is None or (shown.step == 1 and known_to_hold(shown.start == 0) and known_to_hold(shown.stop == size)):
@@ -210,6 +209,26 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
         return _taken(there, dim, ahead).narrow(dim, 0, length) & there.narrow(dim, 0, length)
 
     return known.moved_by(at_both_ends), True
+
+
+def _state_in_part(state: State, cut: Cut, size: int) -> State:
+    """A state in the part of a dimension that the data shows: of steps that were stacked, the steps there."""
+    there = _cut_as_data(state.there, cut, size)
+    return State(
+        there, state.recurrence, next(NUMBERS) if numbers_positions(state.there.along[cut.dim]) else state.number
+    )
+
+
+def _cut_as_data(factor: Factor, cut: Cut, size: int) -> Factor:
+    """A factor in the part of a dimension that the data shows."""
+    dim, along = cut.dim, factor.along[cut.dim]
+    if cut.kept:
+        return factor if along is None else factor.moved_by(functools.partial(_taken, dim=dim, part=cut.of(size)))
+    if factor.depends == (dim,):  # it stays, and says of one position, or sample, whether it is there
+        factor = replace(factor, step=numbers_positions(along))
+    rest = (*factor.along[:dim], *factor.along[dim + 1 :])
+    index = 0 if along is None else cut.start
+    return factor.moved(rest, lambda there: there.select(dim, index))
 
 
 def _taken(there: Tensor, dim: int, part: slice) -> Tensor:

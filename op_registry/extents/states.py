@@ -1,0 +1,240 @@
+"""Carried states: the steps of recurrences, of which tensors are the states.
+
+The state of a sample lives on past its end, valid and there. A tensor that is computed from a state knows which step
+of which recurrence it is the state of. That hides nothing, until states of one recurrence at different steps are
+stacked along a new dimension, or written one by one into a buffer: they are there at the steps that a sample has.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from op_registry.bound import Bound
+from op_registry.dimensions.labels import Dimension, Labels
+from op_registry.errors import MaskedSemanticsError
+from op_registry.extents import regroup
+from op_registry.extents.combine import both, combined, laid_out, met
+from op_registry.extents.factors import (
+    NUMBERS,
+    SAMPLES,
+    SCATTERED,
+    Along,
+    Extent,
+    Factor,
+    State,
+    computed,
+    confined,
+    factors_of,
+    numbers_samples,
+    where_all,
+)
+from op_registry.extents.follow import (
+    RECORDS,
+    Outcome,
+    carried_to,
+    for_each_result,
+    only_padded,
+    records_of,
+    sizes_of,
+    with_factors,
+)
+from op_registry.extents.found import layout_of
+from op_registry.records.validity import as_int8
+from op_registry.rule import Run
+from op_registry.sparse.permuted import AnyRecord
+
+
+def states_of(record: AnyRecord) -> tuple[State, ...]:
+    """The steps of which a record is the state, or computed from it."""
+    return () if record.extent is None else record.extent.states
+
+
+def any_states(records: Iterable[AnyRecord]) -> bool:
+    """Whether one of these records is the state of a recurrence, or computed from one."""
+    return any(states_of(record) for record in records)
+
+
+def with_states(result: Any, found: Sequence[State]) -> Any:
+    """A result of a call that is the state of these steps."""
+    if not found:
+        return result
+    if isinstance(result, Outcome):
+        whole = result.mask == "there" or _is_whole(result.record)
+        extent = Extent((), whole) if result.extent is None else result.extent
+        return replace(result, extent=replace(extent, states=tuple(found)))
+    extent = result.extent or Extent((), _is_whole(result))
+    return Outcome(result, replace(extent, states=tuple(found)))
+
+
+def _is_whole(record: AnyRecord) -> bool:
+    return getattr(record, "validity", False) is None
+
+
+# ---------------------------------------------------------------------------------------------------------- other calls
+
+
+def kept(call: Bound, labels: Labels, result: Any) -> Any:
+    """The results of a call, which are states of the steps that its operands are states of."""
+    sizes = sizes_of(call, labels)
+
+    def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
+        inner = record.record if isinstance(record, Outcome) else record
+        if not isinstance(inner, RECORDS) or any(inner is r for r in records_of(call).values()):
+            return record
+        found = [
+            state.moved(there)
+            for name, operand in records_of(call).items()
+            for state in states_of(operand)
+            for there in carried_state(state.there, labels.operands[name], dims, sizes, operand, inner)
+        ]
+        return with_states(record, merged(found))
+
+    return for_each_result(result, labels.results, of_result)
+
+
+def carried_state(
+    there: Factor,
+    operand: Sequence[Dimension],
+    dims: Sequence[Dimension],
+    sizes: Any,
+    record: AnyRecord,
+    result: AnyRecord,
+) -> list[Factor]:
+    """The factor of a state in a result, if the result has all dimensions that it depends on."""
+    gone = [
+        d for d in there.depends if not set(regroup.atoms(operand[d])) <= {a for r in dims for a in regroup.atoms(r)}
+    ]
+    return [] if gone else carried_to([there], operand, dims, sizes, record, result)
+
+
+def merged(found: Sequence[State]) -> list[State]:
+    """One state for each recurrence and each of its steps that a tensor is computed from: the steps that all have."""
+    result: list[State] = []
+    for state in found:
+        n = next((n for n, s in enumerate(result) if s.recurrence == state.recurrence and _same_dims(s, state)), None)
+        if n is None:
+            result.append(state)
+        elif result[n].there.said is not state.there.said:
+            other = result[n]
+            number = state.number if state.number == other.number else next(NUMBERS)
+            result[n] = State(both(other.there, state.there), state.recurrence, number)
+    return result
+
+
+def _same_dims(a: State, b: State) -> bool:
+    return a.there.depends == b.there.depends
+
+
+# ---------------------------------------------------------------------------------------------------------------- joins
+
+
+def stacked(
+    parts: Sequence[tuple[Sequence[State], int]], dim: int, is_new: bool, name: str
+) -> tuple[list[Factor], list[State]]:
+    """The factors of a join of states, and the states that the result still is: parts have the result's dimensions."""
+    found: list[Factor] = []
+    kept: list[State] = []
+    for recurrence in dict.fromkeys(s.recurrence for steps, _ in parts for s in steps):
+        mine = [[s for s in steps if s.recurrence == recurrence] for steps, _ in parts]
+        given = [s for steps in mine for s in steps]
+        sizes = [size for _, size in parts]
+        of_one_step = not is_new or sum(map(bool, mine)) < 2 or len({s.number for s in given}) == 1
+        if any(numbers_samples(s.there.along[dim]) for s in given):  # of samples, joined again
+            kept.append(_laid(mine, sizes, dim, SAMPLES))
+        elif of_one_step and any(s.there.along[dim] is not None for s in given):  # of steps, joined again
+            kept.append(_laid(mine, sizes, dim, SCATTERED))
+        elif of_one_step:
+            kept += merged(given)
+        elif recurrence is None:
+            raise MaskedSemanticsError(
+                f"{name}: states that compiled regions have returned are stacked, and it is not known outside of these "
+                "whether they are steps of one recurrence. Compile the whole loop; or say what is there of a stack, "
+                "torch.stack([h.without_extent() for h in states], 1).mask_with(there)."
+            )
+        else:
+            state = _laid(mine, sizes, dim, SCATTERED)
+            kept.append(state)
+            found.append(_at_steps(state.there, dim))
+    return found, kept
+
+
+def _laid(mine: Sequence[Sequence[State]], sizes: Sequence[int], dim: int, along: Along) -> State:
+    """Steps of one recurrence, each at its indices of a dimension, of which `along` is known then."""
+    given = [s for steps in mine for s in steps]
+    booleans = [where_all([s.there for s in steps]) if steps else None for steps in mine]
+    there = laid_out(list(zip(booleans, sizes, strict=True)), dim, given[0].there.there)
+    known = _known([s.there for s in given])
+    return State(Factor((*known[:dim], along, *known[dim + 1 :]), there), given[0].recurrence, next(NUMBERS))
+
+
+def _at_steps(factor: Factor, dim: int) -> Factor:
+    """Where states are there that are steps of one recurrence along `dim`; everywhere if they are of one step."""
+    there = factor.there
+    same = (there == there.narrow(dim, 0, 1)).all()
+    there = there | as_int8(same)
+    return factor.knowing(dim, layout_of(there, dim)).moved_by(lambda _: there)
+
+
+# -------------------------------------------------------------------------------------------------- what makes a state
+
+
+def of_cell(call: Bound, labels: Labels, run: Run) -> Any:
+    """A cell: its state lives on where its input is not there, or is itself a state past its end."""
+    records, sizes = records_of(call), sizes_of(call, labels)
+    first, record = next(iter(call.tensors.items()))
+    old = {name: r for name, r in records.items() if name.startswith("hx")}
+    if states_of(record):
+        call = call.with_(**{first: confined(record, where_all([s.there for s in states_of(record)]))})
+    results = call.applied(run)
+    recurrence, number = _recurrence(old.values()), next(NUMBERS)
+
+    def of_result(new: Any, dims: Sequence[Dimension]) -> Any:
+        def moved(name: str, factors: Sequence[Factor]) -> list[Factor]:
+            return carried_to(factors, labels.operands[name], dims, sizes, records[name], new)
+
+        factors = [moved(name, factors_of(r)) for name, r in old.items()]
+        factors.append(moved(first, [f for f in factors_of(record) if f.positions]))
+        outcome = with_factors(new, combined(factors, call.rule.name), only_padded(old), whole=True)
+        of_samples = [f for f in factors_of(record) if not f.positions]
+        steps = moved(first, [*of_samples, *[s.there for s in states_of(record)]])
+        return with_states(outcome, [State(_all_of(steps), recurrence, number)] if steps else [])
+
+    return for_each_result(results, labels.results, of_result)
+
+
+def of_choice(found: Sequence[State], dropped: Sequence[Factor]) -> list[State]:
+    """The states of a choice between branches, of which `found` are states and `dropped` say which samples are there.
+
+    A state that is held where a step is not there lives on, as that of a cell does.
+    """
+    if not dropped:
+        return merged(found)
+    recurrence = found[0].recurrence if found else next(NUMBERS)
+    others = [s for s in found if s.recurrence != recurrence]
+    return [*merged(others), State(_all_of(dropped), recurrence, next(NUMBERS))]
+
+
+def _recurrence(records: Iterable[AnyRecord]) -> int | None:
+    """That of the first state, or a new one."""
+    found = [s.recurrence for record in records for s in states_of(record)]
+    return found[0] if found else next(NUMBERS)
+
+
+def _all_of(factors: Sequence[Factor]) -> Factor:
+    """Where all of these factors are, which have as many dimensions."""
+    said = factors[0].said
+    for factor in factors[1:]:
+        if factor.said is not said:
+            said = computed(torch.bitwise_and, said, factor.said)  # type: ignore[arg-type]
+    return Factor(_known(factors), said, any(f.step for f in factors))
+
+
+def _known(factors: Sequence[Factor]) -> tuple[Along, ...]:
+    """What is known of each dimension where all of these factors are."""
+    knowns = zip(*[f.along for f in factors], strict=True)
+    return tuple(functools.reduce(met, [k for k in each if k is not None]) if any(each) else None for each in knowns)
