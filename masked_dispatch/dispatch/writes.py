@@ -12,7 +12,13 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.engine import accumulate_into
-from masked_dispatch.dispatch.extents import extent_after, receive_extent, say_what_is_not_there, where_there
+from masked_dispatch.dispatch.extents import (
+    before_copy,
+    extent_after,
+    receive_extent,
+    say_what_is_not_there,
+    where_there,
+)
 from masked_dispatch.dispatch.overlap import OverlapCheck, refuse_overlapping_outputs
 from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
@@ -75,6 +81,8 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
                 return redispatch(op, keyset, args, kwargs)
         if isinstance(target, MaskedTensor):
             check_writable(op, target)
+            if assigns:
+                before_copy(target)
             if target.device.type != "meta":
                 refuse_meta(op, target, args)
             if adds and engine_run() >= 0 and called_by_engine(1):

@@ -13,7 +13,7 @@ from torch import Tensor
 from masked_dispatch.tensor.messages import written_through_view
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import Extent, extent_of, factors_of
-from op_registry.extents.regions import are_same, explicit, region_of, shown, there_in, written
+from op_registry.extents.regions import are_same, explicit, region_of, shown, there_in, without_region, written
 from op_registry.records.dense import Dense
 from op_registry.records.validity import intersect
 
@@ -95,6 +95,42 @@ class SharedExtent:
         is_mask = whole and is_mask
         self.extent = extent_of(factors if is_mask else explicit(factors), is_mask)
         self.extent_written = True
+
+    def forget_extent(self, member: MaskedTensor) -> None:
+        """Let all of a member be there, before it receives data with another extent.
+
+        Raises MaskedSemanticsError if the base cannot learn of it.
+        """
+        region = region_of(self.data, member._data)
+        if region is None:
+            raise MaskedSemanticsError(written_through_view(member))
+        if all(region.whole):
+            self.extent = None
+        else:
+            factors = factors_of(Dense(self.data, self.base_validity(), self.extent))
+            self.extent = extent_of([without_region(factor, region) for factor in factors], is_mask=False)
+        self.extent_written = True
+
+
+def forget_extent(tensor: MaskedTensor) -> None:
+    """Let a tensor be there everywhere, and its part of its base too, before it receives data with another extent."""
+    if tensor._extent is None:
+        return
+    if tensor._family is not None:
+        tensor._family.forget_extent(tensor)
+    tensor._extent = None
+
+
+def receive_extent(tensor: MaskedTensor, extent: Extent | None) -> None:
+    """After `forget_extent` and a write to a tensor's data and mask: it has this extent, and its base, too.
+
+    Raises MaskedSemanticsError if the base cannot have it.
+    """
+    if tensor._family is None or extent is None:
+        tensor._extent = extent
+    else:
+        data, validity = tensor._data, tensor._validity
+        tensor._family.receive_extent(tensor, Dense(data, validity), Dense(data, validity, extent))
 
 
 def know_extent(member: Any, extent: Extent | None) -> None:

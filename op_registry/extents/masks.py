@@ -22,6 +22,7 @@ from op_registry.extents.factors import (
     factors_of,
     first_known,
     letters_of,
+    maybe_empty,
     where_all,
     with_extent,
     without_order,
@@ -92,7 +93,7 @@ def united_in_groups(record: AnyRecord, dim: int, numbers: Tensor, groups: int) 
         rows = there.new_zeros([groups + 1 if d == dim else size for d, size in enumerate(there.shape)])
         rows = rows.to(torch.int64).index_add(dim, numbers, there.to(torch.int64)).narrow(dim, 0, groups)
         along = gone[0].along if len(gone) == 1 else tuple(map(without_order, first_known(gone)))
-        found.append(Factor(known_of_union(along), as_int8(rows > 0)))
+        found.append(Factor(tuple(map(maybe_empty, known_of_union(along))), as_int8(rows > 0)))
     data = torch.ones((), dtype=torch.bool, device=record.device).expand(shape)
     return Dense(data, conjunction(found), extent_of(found, is_mask=bool(found)))
 
