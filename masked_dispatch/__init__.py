@@ -84,6 +84,7 @@ from masked_dispatch.autograd import engine as _gradients
 from masked_dispatch.caller_warnings import BatchEndWarning
 from masked_dispatch.densify_policy import DensificationWarning, densify
 from masked_dispatch.dispatch import compile as _compile
+from masked_dispatch.dispatch import extents as _extents
 from masked_dispatch.dispatch import ladder as _dispatch
 from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import attention_module as _attention_module
@@ -117,6 +118,7 @@ _caller_warnings.install()
 _library.install()
 _dispatch.install()
 _compile.install()
+_extents.install()
 _torch_masked.install()
 _attention_module.install()
 _low_rank.install()

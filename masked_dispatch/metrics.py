@@ -24,10 +24,11 @@ from torch import Tensor
 from masked_dispatch.api.along_dim import average_ranks
 from masked_dispatch.api.average import average as weighted_mean
 from masked_dispatch.api.construct import as_masked_tensor, mask_like
-from masked_dispatch.interop.crossing import filled, mask_of
+from masked_dispatch.interop.crossing import extent_of, filled, mask_of, placed_like
 from masked_dispatch.tensor.checks import least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import no_such_name
+from op_registry import MaskedSemanticsError
 from op_registry.records.dtypes import accumulation_dtype
 
 __all__ = [
@@ -233,15 +234,24 @@ def valid_pairs(predicted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     Returns tensors of shapes (N,), or (N, C), and (N,). torchmetrics and scikit-learn divide by the *size* of their
     arguments: pass them pairs rather than masked tensors.
 
-    Raises ValueError for shapes that do not fit.
+    Raises ValueError for shapes that do not fit; MaskedSemanticsError for padded batches whose samples lie at
+    different places, or have different numbers of classes.
     """
     if target.shape not in (predicted.shape, predicted.shape[:-1]):
         raise ValueError(
             f"predictions of shape {tuple(predicted.shape)} do not fit a target of {tuple(target.shape)}: they need "
             "the same shape, or one more dimension at the end"
         )
+    scores = predicted.ndim != target.ndim
+    there = placed_like(torch.ones(predicted.shape, dtype=torch.bool, device=predicted.device), predicted)
+    if scores and bool((extent_of(predicted).all(-1) != extent_of(predicted).any(-1)).any()):
+        raise MaskedSemanticsError(
+            f"scores of shape {tuple(predicted.shape)} have other numbers of classes in other samples, which a tensor "
+            "of pairs (N, C) cannot: compare the best ones, predicted.argmax(-1), or pass predicted.without_extent()"
+        )
+    placed_like(there.all(-1) if scores else there, target)  # their samples meet, or the call is refused
     mask = mask_of(predicted)
-    mask = mask_of(target) & (mask if predicted.ndim == target.ndim else mask.all(-1))
+    mask = mask_of(target) & (mask.all(-1) if scores else mask)
     return filled(predicted)[mask], filled(target)[mask]
 
 

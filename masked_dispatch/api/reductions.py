@@ -72,7 +72,7 @@ def quantile(
     *,
     interpolation: str = "linear",
     skipna: bool = True,
-    min_count: int = 1,
+    min_count: int | None = None,
 ) -> Tensor:
     """torch.quantile over the valid elements of each slice; skipna and min_count as for `mean`."""
 
@@ -90,7 +90,7 @@ def nanquantile(
     *,
     interpolation: str = "linear",
     skipna: bool = True,
-    min_count: int = 1,
+    min_count: int | None = None,
 ) -> Tensor:
     """torch.nanquantile over the valid elements of each slice; skipna and min_count as for `mean`."""
 
@@ -101,7 +101,7 @@ def nanquantile(
 
 
 def kthvalue(
-    x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1
+    x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
 ) -> ValuesAndIndices:
     """torch.kthvalue over the valid elements of each slice, invalid if there are fewer than k.
 
@@ -118,7 +118,7 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
     skipna: bool = True,
-    min_count: int = 1,
+    min_count: int | None = None,
 ) -> Tensor:
     """torch.linalg.vector_norm over the valid elements of each slice; skipna and min_count as for `sum`.
 

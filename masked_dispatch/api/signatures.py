@@ -36,13 +36,15 @@ class ValuesAndIndices(Protocol):
 # ---------------------------------------------------------------------------------------------------------- reductions
 
 
-def over_dims(x: Tensor, dim: Dims = None, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1) -> Tensor:
+def over_dims(
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
+) -> Tensor:
     """Any number of dimensions, all of them if none is given."""
     raise NotImplementedError
 
 
 def over_dims_given(
-    x: Tensor, dim: int | Sequence[int], keepdim: bool = False, *, skipna: bool = True, min_count: int = 1
+    x: Tensor, dim: int | Sequence[int], keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
 ) -> Tensor:
     """Any number of dimensions, which torch wants to be given."""
     raise NotImplementedError
@@ -55,7 +57,7 @@ def over_dims_in_dtype(
     *,
     dtype: torch.dtype | None = None,
     skipna: bool = True,
-    min_count: int = 1,
+    min_count: int | None = None,
 ) -> Tensor:
     """Any number of dimensions, and the dtype to convert to before."""
     raise NotImplementedError
@@ -68,7 +70,7 @@ def over_one_dim_in_dtype(
     *,
     dtype: torch.dtype | None = None,
     skipna: bool = True,
-    min_count: int = 1,
+    min_count: int | None = None,
 ) -> Tensor:
     """One dimension or all, and the dtype to convert to before."""
     raise NotImplementedError
@@ -81,7 +83,7 @@ def over_dims_corrected(
     *,
     correction: Number | None = 1,
     skipna: bool = True,
-    min_count: int = 1,
+    min_count: int | None = None,
 ) -> Tensor:
     """Any number of dimensions, and what the divisor is less than the number of elements."""
     raise NotImplementedError
@@ -94,45 +96,45 @@ def two_over_dims_corrected(
     *,
     correction: Number | None = 1,
     skipna: bool = True,
-    min_count: int = 1,
+    min_count: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same with two results."""
     raise NotImplementedError
 
 
 def index_over_one_dim(
-    x: Tensor, dim: int | None = None, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1
+    x: Tensor, dim: int | None = None, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
 ) -> Tensor:
     """One dimension, or all as if flattened."""
     raise NotImplementedError
 
 
 def least_and_greatest(
-    x: Tensor, dim: int | None = None, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1
+    x: Tensor, dim: int | None = None, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
 ) -> torch.return_types.aminmax:
     """One dimension or all; the two results by name."""
     raise NotImplementedError
 
 
 @overload
-def chosen(x: Tensor, dim: None = None, *, skipna: bool = True, min_count: int = 1) -> Tensor: ...
+def chosen(x: Tensor, dim: None = None, *, skipna: bool = True, min_count: int | None = None) -> Tensor: ...
 
 
 @overload
 def chosen(
-    x: Tensor, dim: int, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1
+    x: Tensor, dim: int, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
 ) -> ValuesAndIndices: ...
 
 
 def chosen(
-    x: Tensor, dim: int | None = None, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1
+    x: Tensor, dim: int | None = None, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
 ) -> Tensor | ValuesAndIndices:
     """An element of each slice and where it was; of the whole tensor, the element alone."""
     raise NotImplementedError
 
 
 def chosen_over_one_dim(
-    x: Tensor, dim: int = -1, keepdim: bool = False, *, skipna: bool = True, min_count: int = 1
+    x: Tensor, dim: int = -1, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
 ) -> ValuesAndIndices:
     """An element of each slice and where it was, along the last dimension if none is given."""
     raise NotImplementedError

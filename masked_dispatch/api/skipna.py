@@ -4,7 +4,10 @@ Law: the values are those of torch's function on the masked tensor; only their v
 
     skipna=False    valid where no element of the slice is invalid (for a scan: no element up to this one)
     min_count=0     valid everywhere: a slice without valid elements gives the operation's identity
-    min_count=n     for n > 1, valid where the slice has at least n valid elements
+    min_count=n     for n > 0, valid where the slice has at least n valid elements
+
+What is not there of a padded batch is not missing, and no element: a slice of a sample that has nothing there is valid
+with skipna=False, and where min_count is not given, it has torch's result for no elements.
 
 For a plain tensor, which is valid everywhere, the result is torch's own; min_count > 1 makes it masked.
 """
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.api.signatures import Dims
+from masked_dispatch.interop.crossing import missing_of, placed_like
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_map
 from op_registry.records.dims import Number
@@ -51,7 +55,7 @@ def reduction(
         keepdim: bool = False,
         *,
         skipna: bool = True,
-        min_count: int = 1,
+        min_count: int | None = None,
         **keywords: Any,
     ) -> Any:
         check_options(name, keywords, options)
@@ -74,7 +78,7 @@ def scan(function: Callable[..., Any], signature: Signature) -> Signature:
         result = function(x, dim, **keywords)
         if skipna or not isinstance(x, MaskedTensor):
             return result
-        none_missing = (~x.get_mask()).cumsum(dim) == 0
+        none_missing = missing_of(x).cumsum(dim) == 0
         return tree_map(lambda values: values.mask_with(none_missing), result)
 
     return with_signature(scanned, name, signature, _SCAN)
@@ -87,36 +91,35 @@ def reduce(
     dim: Dims,
     keepdim: bool,
     skipna: bool,
-    min_count: int,
+    min_count: int | None,
     identity: Number | None = None,
     elementwise: bool = False,
 ) -> Any:
     """`call(x)`, a reduction over `dim`, or none if `elementwise`, with the validity of skipna and min_count."""
-    if min_count < 0:
+    if min_count is not None and min_count < 0:
         raise ValueError(f"{name}(): min_count is a number of elements, 0 or more; got {min_count}")
     if min_count == 0 and identity is None:
         raise ValueError(
             f"{name}() of no elements has no value, so min_count=0 is not possible for a slice without valid elements. "
             "Use min_count=1 (the default), and to_tensor(fill) on the result to choose a value"
         )
-    if min_count > 1:
+    if min_count is not None and min_count > 1:
         x = as_masked_tensor(x)
     result = call(x)
-    if not isinstance(x, MaskedTensor) or (skipna and min_count == 1):
+    if not isinstance(x, MaskedTensor) or (skipna and min_count is None):
         return result
-    mask = x.get_mask()
     dims = tuple(dim) if isinstance(dim, Sequence) else dim
     if dims == () and not elementwise:
         dims = None
     conditions = []
-    if min_count > 1:
-        conditions.append((mask.to(torch.int64) if elementwise else x.count(dims, keepdim)) >= min_count)
+    if min_count:
+        conditions.append((x.get_mask().to(torch.int64) if elementwise else x.count(dims, keepdim)) >= min_count)
     if not skipna:
-        conditions.append(torch.all(mask, dim=dims, keepdim=keepdim))
+        conditions.append(~torch.any(missing_of(x), dim=dims, keepdim=keepdim))
 
     def with_new_validity(values: MaskedTensor) -> MaskedTensor:
         if min_count == 0 and identity is not None:
-            values = as_masked_tensor(values.to_tensor(identity))
+            values = placed_like(as_masked_tensor(values.to_tensor(identity)), values)
         for valid in conditions:
             values = values.mask_with(valid)
         return values
@@ -150,7 +153,8 @@ _REDUCTION = """torch.{name} over the valid elements of each slice.
 
 x          a tensor of any shape, masked or plain, of a dtype that torch.{name} takes
 skipna     False: one invalid element makes the slice's result invalid
-min_count  the number of valid elements that a result needs; 0: a slice without any gives the operation's identity
+min_count  the number of valid elements that a result needs; 0: a slice without any gives the operation's identity.
+           None: 1, except where padding leaves nothing of a slice, which gives what torch gives for no elements
 
 Other arguments as for torch.{name}. Returns the same shapes and dtypes, masked if x is or min_count > 1.
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from masked_dispatch.autograd.sparse import unwrap_any, wrap_any
 from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse_writes import record_below
+from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.tensor.extent_sharing import forget_extent
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import extent_not_carried, written_through_view
@@ -28,6 +32,39 @@ from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import assert_when_run, being_traced, may_be_read
 from op_registry.records.validity import as_bool, as_int8
+
+# The module whose state is being loaded: what arrives replaces what its tensors knew of padding.
+_loading: ContextVar[nn.Module | None] = ContextVar("masked_dispatch.loading", default=None)
+
+
+def load_state(original: Callable[..., None], module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """torch's `_load_from_state_dict`, which copies into the parameters and buffers of a module."""
+    token = _loading.set(module)
+    try:
+        original(module, *args, **kwargs)
+    finally:
+        _loading.reset(token)
+
+
+def has_padded_state(module: nn.Module, *_: object, **__: object) -> bool:
+    """Whether a parameter or a buffer of a module knows which of its positions are there."""
+    return any(isinstance(t, MaskedTensor) and t._extent is not None for t in _state_of(module))
+
+
+def _state_of(module: nn.Module) -> Iterator[Tensor | None]:
+    return itertools.chain(module._parameters.values(), module._buffers.values())
+
+
+def before_copy(target: MaskedTensor) -> None:
+    """Before `target.copy_(source)`: while a module loads its state, its tensors forget which positions are there."""
+    module = _loading.get()
+    if module is not None and any(tensor is target for tensor in _state_of(module)):
+        forget_extent(target)
+
+
+def install() -> None:
+    """The package calls this once, on import."""
+    replace(nn.Module, "_load_from_state_dict", load_state, has_padded_state)
 
 
 def receive_extent(target: MaskedTensor, source: Tensor) -> None:

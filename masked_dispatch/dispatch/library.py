@@ -18,6 +18,7 @@ from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, values_
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.kernel_table import kernel_table
+from masked_dispatch.dispatch.places import order_of_samples, placed_like, places_of_groups
 from masked_dispatch.dispatch.sparse import accumulate_sparse
 from masked_dispatch.dispatch.sparsify import keep_top, keep_where
 from masked_dispatch.interop.stored_pieces import stored_indices, stored_values
@@ -458,6 +459,9 @@ def install() -> None:
     _define("ends(Tensor x, int dim, SymInt k, bool last) -> Tensor", _ends)
     _define("align(Tensor x, int dim) -> Tensor", _align)
     _define("positions(Tensor x, int dim) -> Tensor", _positions)
+    _define("placed_like(Tensor x, Tensor other) -> Tensor", placed_like)
+    _define("own_order(Tensor x, int dim) -> Tensor[]", order_of_samples)
+    _define("places_of_groups(Tensor x, int dim, Tensor numbers, SymInt groups) -> Tensor", places_of_groups)
     _define("padded_as(Tensor x, Tensor? extent, str known) -> Tensor", _padded_as)
     _define("padded_along(Tensor x, Tensor there, str known, str code_version) -> Tensor", _padded_along)
     _define("without_extent(Tensor x) -> Tensor", _without_extent)

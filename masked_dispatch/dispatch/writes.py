@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.engine import accumulate_into
 from masked_dispatch.dispatch.extents import (
+    before_copy,
     extent_after,
     receive_extent,
     say_what_is_carried_on,
@@ -81,6 +82,8 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
                 return redispatch(op, keyset, args, kwargs)
         if isinstance(target, MaskedTensor):
             check_writable(op, target)
+            if assigns:
+                before_copy(target)
             if target.device.type != "meta":
                 refuse_meta(op, target, args)
             if adds and engine_run() >= 0 and called_by_engine(1):

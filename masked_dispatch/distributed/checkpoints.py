@@ -43,6 +43,7 @@ from torch.distributed.tensor import DTensor
 from masked_dispatch.distributed.agreement import described, named
 from masked_dispatch.distributed.staging import install as install_stagers
 from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.tensor.extent_sharing import forget_extent, receive_extent
 from masked_dispatch.tensor.file_format import VERSION
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
@@ -289,7 +290,7 @@ def resolve(resolve_tensor: Callable[..., Tensor], planner: DefaultLoadPlanner, 
     found = resolve_tensor(planner, read_item)
     if isinstance(found, MaskedTensor) and found._extent is not None:
         found = copy.copy(found)
-        found._extent = None
+        forget_extent(found)
     return found
 
 
@@ -298,7 +299,9 @@ def commit(commit_tensor: Callable[..., None], planner: DefaultLoadPlanner, read
     target = planner.state_dict[read_item.dest_index.fqn]
     if is_distributed(target):
         loaded._check_no_extent("a checkpoint of distributed tensors")
-    target._extent = loaded._extent
+    received = loaded._extent
+    forget_extent(target)
+    receive_extent(target, received)
     commit_tensor(planner, read_item, loaded)
 
 

@@ -8,6 +8,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from masked_dispatch.tensor.extent_sharing import forget_extent, receive_extent
 from masked_dispatch.tensor.mask_sharing import shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.messages import written_through_view
@@ -68,7 +69,7 @@ def write(target: Tensor, record: Dense) -> None:
             # The data was reduced in place; copy_ would copy it onto itself.
             torch.autograd.graph.increment_version([target, target._data])
             write_validity(target, validity)
-            target._extent = record.extent
+            receive_extent(target, record.extent)
             return
         if validity is not None:
             validity = validity.view(torch.int8).view(target.shape)
@@ -81,13 +82,11 @@ def write(target: Tensor, record: Dense) -> None:
 
 
 def replace_extent(target: MaskedTensor, received: Extent | None) -> None:
-    """Let a tensor be without the extent that it has, before it receives another.
+    """Let a tensor be without the extent that it has, before it receives another, or none.
 
     Raises MaskedSemanticsError for a view of another extent: its base could not learn of the received one.
     """
     own = target._extent
-    if own is received:
-        return
-    if target._base is not None and (own.known if own else ()) != (received.known if received else ()):
+    if target._base is not None and (own.places if own else ()) != (received.places if received else ()):
         raise MaskedSemanticsError(written_through_view(target))
-    target._extent = None
+    forget_extent(target)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.autograd.dense import unwrap
+from masked_dispatch.autograd.sparse import unwrap_any
+from masked_dispatch.interop.crossing import knows_padding, without_extent
 from masked_dispatch.replacements.replacing import replace_entry
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.torch_internals import default_collate_fn_map
 from op_registry.extents.batches import extent_of_samples
-from op_registry.records.dense import Dense
 
 
 def has_masked_example(batch: Sequence[Tensor], **options: Any) -> bool:
@@ -28,11 +28,10 @@ def has_masked_example(batch: Sequence[Tensor], **options: Any) -> bool:
 
 def stacked(original: Callable[..., Any], batch: Sequence[Tensor], **options: Any) -> Tensor:
     """Stack the batch in new memory; each example keeps the positions that it has."""
-    if not any(type(example) is MaskedTensor and example._extent is not None for example in batch):
+    if not any(map(knows_padding, batch)):
         return torch.stack(list(batch), 0)
-    records = [unwrap(example) if isinstance(example, MaskedTensor) else Dense(example) for example in batch]
-    alone = [example.without_extent() if isinstance(example, MaskedTensor) else example for example in batch]
-    batched: Any = torch.stack(alone, 0)
+    records = [unwrap_any(example) for example in batch]
+    batched: Any = torch.stack([without_extent(example) for example in batch], 0)
     return with_extent(batched, extent_of_samples(records, "default_collate"))
 
 

@@ -125,10 +125,27 @@ def knows_padding(value: object) -> bool:
     return isinstance(value, MaskedTensor) and value._extent is not None
 
 
+def numbers_positions(tensor: Tensor, dim: int) -> bool:
+    """Return whether a dimension of a tensor numbers the positions of its samples."""
+    extent = tensor._extent if isinstance(tensor, MaskedTensor) else None
+    return extent is not None and extent.numbers(dim % tensor.ndim)
+
+
 def extent_of(tensor: Tensor) -> Tensor:
     """Return which positions of a tensor are there; without an extent, all."""
-    found = tensor.extent if isinstance(tensor, MaskedTensor) else None
-    return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device) if found is None else found
+    if isinstance(tensor, MaskedTensor):
+        return torch.ops.masked_dispatch.extent(tensor.to_dense())
+    return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
+
+
+def missing_of(tensor: MaskedTensor) -> Tensor:
+    """Return where a position is there and its element invalid; of a batch that is only padded, nowhere."""
+    return torch.ops.masked_dispatch.extent(tensor) & ~tensor.get_mask()
+
+
+def placed_like(tensor: Tensor, other: Tensor) -> Any:
+    """Return the tensor with the extent of `other`, which broadcasts to it: what is not there in `other` is not."""
+    return torch.ops.masked_dispatch.placed_like(tensor, other) if isinstance(other, MaskedTensor) else tensor
 
 
 def without_extent(value: Any) -> Any:

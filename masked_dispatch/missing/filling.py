@@ -10,9 +10,10 @@ from torch import Tensor
 
 from masked_dispatch.api.along_dim import last_true, next_true, positions
 from masked_dispatch.api.construct import as_masked_tensor, from_nan
-from masked_dispatch.interop.crossing import filled, mask_of
-from masked_dispatch.missing.moments import is_inexact, takes_tensor
+from masked_dispatch.interop.crossing import extent_of, filled, mask_of, numbers_positions, placed_like
+from masked_dispatch.missing.moments import InOrder, is_inexact, takes_tensor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry import MaskedSemanticsError
 from op_registry.records.dims import Number
 
 
@@ -33,13 +34,14 @@ def fillna(x: Tensor, value: Number | Tensor) -> Tensor:
     value  a number, or a plain tensor that broadcasts to the shape: the result is plain, as that of
            ``x.to_tensor(value)``. A masked tensor: the result is masked, and invalid where both are; of the shape and
            dtype that torch.where gives
+
+    Padding is not filled: of a batch that knows which positions are there, the result does too, and is masked.
     """
     if not isinstance(x, MaskedTensor):
         return x
     if not isinstance(value, MaskedTensor):
-        return x.to_tensor(value)
-    mask = mask_of(x)
-    return as_masked_tensor(torch.where(mask, filled(x), filled(value)), mask | mask_of(value))
+        return placed_like(x.to_tensor(value), x)  # type: ignore[no-any-return]
+    return torch.where(mask_of(x), x.to_dense(), value)
 
 
 @takes_tensor
@@ -48,8 +50,9 @@ def ffill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
 
     limit  how many invalid elements in a row are filled, at most
     """
-    last = last_true(mask_of(x), dim)
-    return _taken_from(x, last, last >= 0, dim, limit)
+    given = InOrder(x, dim)
+    last = last_true(given.mask, given.dim)
+    return _taken_from(given, last, last >= 0, limit)
 
 
 @takes_tensor
@@ -58,8 +61,9 @@ def bfill(x: Tensor, dim: int, limit: int | None = None) -> MaskedTensor:
 
     limit  how many invalid elements in a row are filled, at most
     """
-    following = next_true(mask_of(x), dim)
-    return _taken_from(x, following, following < x.shape[dim], dim, limit)
+    given = InOrder(x, dim)
+    following = next_true(given.mask, given.dim)
+    return _taken_from(given, following, following < x.shape[given.dim], limit)
 
 
 @takes_tensor
@@ -73,7 +77,8 @@ def interpolate(x: Tensor, dim: int) -> MaskedTensor:
     """
     if not is_inexact(x):
         raise TypeError(f"interpolate needs floating point or complex values; got {x.dtype}. Convert them: x.double()")
-    mask, values = mask_of(x), filled(x)
+    given = InOrder(x, dim)
+    mask, values, dim = given.mask, given.values, given.dim
     last, following = last_true(mask, dim), next_true(mask, dim)
     steps = x.shape[dim]
     # In the dtype of the values: integers divide to the default dtype, which may have fewer digits.
@@ -82,16 +87,27 @@ def interpolate(x: Tensor, dim: int) -> MaskedTensor:
     before = values.gather(dim, last.clamp(min=0))
     after = values.gather(dim, following.clamp(max=max(steps - 1, 0)))
     between = before * (1 - share) + after * share
-    return as_masked_tensor(torch.where(mask, values, between), (last >= 0) & (following < steps))
+    return given.result(torch.where(mask, values, between), (last >= 0) & (following < steps))
 
 
 @takes_tensor
 def dropna(x: Tensor, dim: int = 0, how: Literal["any", "all"] = "any") -> MaskedTensor:
-    """`x` without the slices along `dim` that have an invalid element, or no valid one: rows, for ``dim=0``."""
+    """`x` without the slices along `dim` that have an invalid element, or no valid one: rows, for ``dim=0``.
+
+    Padding is no invalid element. Raises MaskedSemanticsError along a dimension that numbers positions of samples, as
+    each sample would drop others.
+    """
     if how not in ("any", "all"):
         raise ValueError(f"how={how!r} is neither 'any' nor 'all'")
-    mask = mask_of(x).movedim(dim, 0).flatten(1) if x.ndim > 1 else mask_of(x)[:, None]
-    keep = mask.all(1) if how == "any" else mask.any(1)
+    if numbers_positions(x, dim):
+        raise MaskedSemanticsError(
+            f"dropna: dimension {dim} of a tensor of shape {tuple(x.shape)} numbers the positions of its samples, and "
+            "each would drop others. Let what is missing be padding, masked_dispatch.padded(x); or keep what is "
+            "complete in all samples, dropna(x.without_extent(), dim)."
+        )
+    lacks = ~mask_of(x) if how == "all" else ~mask_of(x) & extent_of(x)
+    lacks = lacks.movedim(dim, 0).flatten(1) if x.ndim > 1 else lacks[:, None]
+    keep = ~(lacks.any(1) if how == "any" else lacks.all(1))
     return as_masked_tensor(x).index_select(dim, keep.nonzero()[:, 0])  # type: ignore[return-value]
 
 
@@ -103,21 +119,22 @@ def shift(x: Tensor, periods: int, dim: int) -> MaskedTensor:
 
     The dtype and the shape stay. (`x.roll` would move the last elements to the beginning.)
     """
-    size = x.size(dim)
-    source = positions(x, dim).expand(x.shape) - operator.index(periods)
+    given = InOrder(x, dim)
+    size = x.shape[given.dim]
+    source = positions(x, given.dim).expand(x.shape) - operator.index(periods)
     inside = (source >= 0) & (source < size)
     index = source.clamp(min=0, max=max(size - 1, 0))
-    return as_masked_tensor(filled(x).gather(dim, index), inside & mask_of(x).gather(dim, index))
+    return given.result(given.values.gather(given.dim, index), inside & given.mask.gather(given.dim, index))
 
 
 # ------------------------------------------------------------------------------------------------------------- helpers
 
 
-def _taken_from(x: Tensor, index: Tensor, exists: Tensor, dim: int, limit: int | None) -> MaskedTensor:
-    """The elements at `index` along `dim`, invalid where none exists or it is more than `limit` away."""
+def _taken_from(x: InOrder, index: Tensor, exists: Tensor, limit: int | None) -> MaskedTensor:
+    """The elements at `index`, invalid where none exists or it is more than `limit` away."""
     if limit is not None:
         if limit < 1:
             raise ValueError(f"limit={limit} fills nothing: pass at least 1, or None for no limit")
-        exists = exists & ((positions(x, dim) - index).abs() <= limit)
-    inside = index.clamp(min=0, max=max(x.shape[dim] - 1, 0))
-    return as_masked_tensor(filled(x).gather(dim, inside), exists)
+        exists = exists & ((positions(x.mask, x.dim) - index).abs() <= limit)
+    inside = index.clamp(min=0, max=max(x.mask.shape[x.dim] - 1, 0))
+    return x.result(x.values.gather(x.dim, inside), exists)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from masked_dispatch.api.along_dim import average_ranks, order_by_group
 from masked_dispatch.api.construct import as_masked_tensor
-from masked_dispatch.interop.crossing import filled, mask_of
+from masked_dispatch.interop.crossing import filled, mask_of, placed_like
 from masked_dispatch.missing.labels import Labels, counted_from_zero, numbered
 from masked_dispatch.missing.moments import check_inexact, root, square_of_distance, summed_dtype, takes_tensor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -45,7 +45,9 @@ class GroupBy:
              ``g.mean()[g.inverse]`` has a row for each row of `x` (``index_select(dim, …)`` for other dimensions)
 
     A result has the shape of `x`, except that `dim` has an element for each label; `rank` has the shape of `x`. Results
-    are stored densely, masked, and invalid for a group without a valid element; `count` is plain. All but `count` and
+    are stored densely, masked, and invalid for a group without a valid element; `count` is plain. Of a batch that knows
+    which positions are there, results know it too, `count` as well: padding is in no group, and a group of samples is
+    there where one of its samples is. Along positions, samples have to begin at 0, where labels do. All but `count` and
     `rank` are differentiable. `mean`, `var`, `std` and `median` raise TypeError for integers and bool.
     """
 
@@ -62,6 +64,11 @@ class GroupBy:
             )
         self._count = len(self.labels) if num_groups is None else num_groups
         self._numbers = numbers.to(x.device)
+        self._given = x
+        # It has the extent of the results.
+        self._like = self._filled
+        if isinstance(x, MaskedTensor):
+            self._like = torch.ops.masked_dispatch.places_of_groups(x, self._dim, self._numbers, self._count)
 
     def __repr__(self) -> str:
         return f"<{self._count} groups along dim={self._dim} of a tensor of shape {tuple(self._filled.shape)}>"
@@ -81,7 +88,10 @@ class GroupBy:
         return as_masked_tensor(torch.where(belongs, self._numbers, 0), belongs)
 
     def count(self) -> Tensor:
-        """The number of valid elements of each group: a plain int64 tensor."""
+        """The number of valid elements of each group: int64; plain, or there where the group is."""
+        return placed_like(self._counts(), self._like)  # type: ignore[no-any-return]
+
+    def _counts(self) -> Tensor:
         return self._rows(self._sums(self._mask.to(torch.int64)))
 
     def sum(self) -> MaskedTensor:
@@ -139,7 +149,8 @@ class GroupBy:
         where an index belongs to no group.
         """
         ranks = average_ranks(self._filled, self._members(), self._dim)
-        return as_masked_tensor(ranks, self._members() < self._count)
+        ranked = as_masked_tensor(ranks, self._members() < self._count)
+        return placed_like(ranked, self._given)  # type: ignore[no-any-return]
 
     def _sums(self, values: Tensor) -> Tensor:
         """Sums along `dim` over the elements of each group, and a last row for the elements in no group."""
@@ -157,7 +168,7 @@ class GroupBy:
         means = self._means()
         distances = self._filled.to(means.dtype) - means.index_select(self._dim, self._numbers)
         squares = self._rows(self._sums(square_of_distance(torch.where(self._mask, distances, 0))))
-        counts = self.count()
+        counts = self._counts()
         return squares / torch.where(counts > 0, (counts - correction).clamp(min=0), 1)
 
     def _members(self) -> Tensor:
@@ -167,7 +178,7 @@ class GroupBy:
 
     def _places(self) -> tuple[Tensor, Tensor]:
         """Where each group's first and last elements are when all are in the order of their groups."""
-        counts = self.count()
+        counts = self._counts()
         ends = counts.cumsum(self._dim)
         return ends - counts, ends - 1
 
@@ -195,4 +206,5 @@ class GroupBy:
         return results.narrow(self._dim, 0, self._count)
 
     def _result(self, values: Tensor, dtype: torch.dtype) -> MaskedTensor:
-        return as_masked_tensor(values.to(dtype), self.count() > 0)
+        found = as_masked_tensor(values.to(dtype), self._counts() > 0)
+        return placed_like(found, self._like)  # type: ignore[no-any-return]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import takes
+from masked_dispatch.api.construct import as_masked_tensor
+from masked_dispatch.interop.crossing import filled, mask_of, placed_like, takes
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dtypes import accumulation_dtype
 
 # Decorates a function of `x`, so that a frame or an array is refused with what to pass.
@@ -39,3 +41,30 @@ def root(variance: Tensor) -> Tensor:
     """The square root, whose derivative at 0 is 0, as that of torch.std; NaN stays."""
     positive = variance > 0
     return torch.where(positive, torch.where(positive, variance, 1).sqrt(), variance)
+
+
+class InOrder:
+    """A tensor along a dimension, in plain tensors in which each sample's own positions follow one another.
+
+    values  its values, 0 or False where invalid
+    mask    True where valid
+    dim     the dimension, not negative
+    """
+
+    def __init__(self, x: Tensor, dim: int) -> None:
+        x.size(dim)  # raises torch's error
+        self._x, self.dim = x, dim % x.ndim
+        masked = isinstance(x, MaskedTensor)
+        self._moves: list[Tensor] = torch.ops.masked_dispatch.own_order(x, self.dim) if masked else []
+        self.values, self.mask = self._moved(filled(x), 0), self._moved(mask_of(x), 0)
+
+    def result(self, values: Tensor, valid: Tensor) -> MaskedTensor:
+        """What was computed for each element, where its element was; it is there where `x` is."""
+        return placed_like(as_masked_tensor(self._moved(values, 1), self._moved(valid, 1)), self._x)  # type: ignore[no-any-return]
+
+    def counts(self, numbers: Tensor) -> Tensor:
+        """The same of numbers that are valid: a plain tensor, unless `x` knows its padding."""
+        return placed_like(self._moved(numbers, 1), self._x)  # type: ignore[no-any-return]
+
+    def _moved(self, elements: Tensor, which: int) -> Tensor:
+        return elements.gather(self.dim, self._moves[which]) if self._moves else elements

@@ -14,9 +14,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from masked_dispatch.api.construct import as_masked_tensor
-from masked_dispatch.interop.crossing import filled, mask_of
-from masked_dispatch.missing.moments import check_inexact, root, square_of_distance, summed_dtype, takes_tensor
+from masked_dispatch.missing.moments import InOrder, check_inexact, root, square_of_distance, summed_dtype, takes_tensor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import highest, lowest
@@ -47,7 +45,8 @@ class Rolling:
 
     Results have the shape of `x`, are stored densely, and are masked: invalid where a window has fewer than `min_count`
     valid elements. (With ``min_count=0``, a window without any has the sum 0, and no other statistic.) `count` is
-    plain. All but `count` are differentiable. `mean`, `var` and `std` raise TypeError for integers and bool.
+    plain. Of a batch that knows which positions are there, windows are those of each sample, and results know it too,
+    `count` as well. All but `count` are differentiable. `mean`, `var` and `std` raise TypeError for integers and bool.
     """
 
     def __init__(self, x: Tensor, window: int, dim: int, center: bool, min_count: int | None) -> None:
@@ -57,10 +56,11 @@ class Rolling:
         self._least = self._window if min_count is None else min_count
         if not 0 <= self._least <= self._window:
             raise ValueError(f"min_count has to lie between 0 and the size of the window, {window}; got {min_count}")
-        self._dim = dim
+        self._given = InOrder(x, dim)
+        self._dim = self._given.dim
         after = (self._window - 1) // 2 if center else 0
         self._around = (self._window - 1 - after, after)
-        self._filled, self._mask = filled(x), mask_of(x)
+        self._filled, self._mask = self._given.values, self._given.mask
         self._counts = self._over_windows((self._mask.to(torch.int64),), _added)[0]
 
     def __repr__(self) -> str:
@@ -76,13 +76,13 @@ class Rolling:
         )
 
     def count(self) -> Tensor:
-        """The number of valid elements of each window: a plain int64 tensor, whatever `min_count` is."""
-        return self._counts
+        """The number of valid elements of each window, int64, whatever `min_count` is; plain, or there where `x` is."""
+        return self._given.counts(self._counts)
 
     def sum(self) -> MaskedTensor:
         """The sum, in the dtype that torch.sum gives."""
         adding, result = summed_dtype(self._filled)
-        return as_masked_tensor(self._sums(adding).to(result), self._counts >= self._least)
+        return self._given.result(self._sums(adding).to(result), self._counts >= self._least)
 
     def mean(self) -> MaskedTensor:
         """The mean."""
@@ -136,7 +136,7 @@ class Rolling:
         return self._result(self._over_windows((values,), lambda a, b: (choose(a[0], b[0]),), fill)[0])
 
     def _result(self, values: Tensor) -> MaskedTensor:
-        return as_masked_tensor(values, self._are_valid())
+        return self._given.result(values, self._are_valid())
 
     def _are_valid(self) -> Tensor:
         return self._counts >= max(self._least, 1)

@@ -77,6 +77,11 @@ TABLE = (
         30,
     ),
     Replacement(
+        {"torch.nn.modules.module.Module": "_load_from_state_dict"},
+        "a padded parameter or buffer that loads a state would keep only the positions that it had before",
+        "tests/extents/test_restored.py",
+    ),
+    Replacement(
         {"torch.utils.data._utils.collate.default_collate_fn_map": "[torch.Tensor]"},
         "a worker process would stack masked examples into plain memory",
         18,

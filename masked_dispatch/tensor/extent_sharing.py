@@ -12,7 +12,7 @@ from torch import Tensor
 
 from masked_dispatch.tensor.messages import written_through_view
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import Extent, conjunction, factors_of, made_of
+from op_registry.extents.factors import Extent, conjunction, extent_of, factors_of, made_of
 from op_registry.extents.regions import (
     are_same,
     explicit,
@@ -22,6 +22,7 @@ from op_registry.extents.regions import (
     states_written,
     there_in,
     with_factors_of_steps,
+    without_region,
     written,
 )
 from op_registry.records.dense import Dense
@@ -120,6 +121,42 @@ class SharedExtent:
         self.extent_written = True
         if there:  # what was written before is a state past the end of some samples
             self.write(self.data, intersect(self.base_validity(), conjunction(there)))
+
+    def forget_extent(self, member: MaskedTensor) -> None:
+        """Let all of a member be there, before it receives data with another extent.
+
+        Raises MaskedSemanticsError if the base cannot learn of it.
+        """
+        region = region_of(self.data, member._data)
+        if region is None:
+            raise MaskedSemanticsError(written_through_view(member))
+        if all(region.whole):
+            self.extent = None
+        else:
+            factors = factors_of(Dense(self.data, self.base_validity(), self.extent))
+            self.extent = extent_of([without_region(factor, region) for factor in factors], is_mask=False)
+        self.extent_written = True
+
+
+def forget_extent(tensor: MaskedTensor) -> None:
+    """Let a tensor be there everywhere, and its part of its base too, before it receives data with another extent."""
+    if tensor._extent is None:
+        return
+    if tensor._family is not None:
+        tensor._family.forget_extent(tensor)
+    tensor._extent = None
+
+
+def receive_extent(tensor: MaskedTensor, extent: Extent | None) -> None:
+    """After `forget_extent` and a write to a tensor's data and mask: it has this extent, and its base, too.
+
+    Raises MaskedSemanticsError if the base cannot have it.
+    """
+    if tensor._family is None or extent is None:
+        tensor._extent = extent
+    else:
+        data, validity = tensor._data, tensor._validity
+        tensor._family.receive_extent(tensor, Dense(data, validity), Dense(data, validity, extent))
 
 
 def know_extent(member: Any, extent: Extent | None) -> None:

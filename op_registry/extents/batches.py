@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import laid_out, met
 from op_registry.extents.factors import SAMPLES, Extent, Factor, extent_of, factors_of, numbers_positions
-from op_registry.records.dense import Dense
+from op_registry.extents.follow import is_all_valid
+from op_registry.sparse.permuted import AnyRecord
 
 
-def extent_of_samples(records: Sequence[Dense], name: str) -> Extent | None:
+def extent_of_samples(records: Sequence[AnyRecord], name: str) -> Extent | None:
     """The extent of records of one shape, stacked in a new dimension 0 that numbers samples; `name` is the caller's.
 
     A record without an extent is there everywhere. Raises MaskedSemanticsError if records know which positions are
@@ -20,7 +21,7 @@ def extent_of_samples(records: Sequence[Dense], name: str) -> Extent | None:
     return _extent_of_rows(records, given, [1] * len(records), name)
 
 
-def extent_of_rows(records: Sequence[Dense], name: str) -> Extent | None:
+def extent_of_rows(records: Sequence[AnyRecord], name: str) -> Extent | None:
     """The extent of records whose rows, in dimension 0, lie one behind the other; as above.
 
     Raises MaskedSemanticsError if their rows are positions, too.
@@ -37,9 +38,9 @@ def extent_of_rows(records: Sequence[Dense], name: str) -> Extent | None:
 
 
 def _extent_of_rows(
-    records: Sequence[Dense], given: Sequence[Sequence[Factor]], rows: Sequence[int], name: str
+    records: Sequence[AnyRecord], given: Sequence[Sequence[Factor]], rows: Sequence[int], name: str
 ) -> Extent | None:
-    padded = all(r.validity is None if r.extent is None else r.extent.is_mask for r in records)
+    padded = all(is_all_valid(r) if r.extent is None else r.extent.is_mask for r in records)
     kinds = {tuple(factor.depends for factor in factors) for factors in given if factors}
     if len(kinds) > 1:
         raise MaskedSemanticsError(

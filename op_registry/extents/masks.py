@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
@@ -15,14 +16,21 @@ from op_registry.extents.factors import (
     Factor,
     Merged,
     Positions,
+    confined,
+    conjunction,
     extent_of,
     factors_of,
+    first_known,
     letters_of,
+    maybe_empty,
+    where_all,
     with_extent,
+    without_order,
 )
+from op_registry.extents.follow import is_all_valid
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import computed_at_once
-from op_registry.records.validity import intersect
+from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.permuted import AnyRecord, shown
 
 
@@ -61,6 +69,34 @@ def of_target(target: AnyRecord, source: AnyRecord) -> list[tuple[Tensor, str]]:
     own = {d + lead for factor in factors_of(source) for d in factor.depends}
     taken = [f for f in factors_of(target) if f.positions and not own.issuperset(f.positions)]
     return [(f.there, letters_of(f.along)) for f in taken]
+
+
+def placed_as(record: AnyRecord, other: AnyRecord) -> Any:
+    """The record, valid where it was and a position of `other` is there: its extent, and what `other` has of it."""
+    if other.extent is None or not other.extent.factors:
+        return record
+    is_mask = is_all_valid(record) if record.extent is None else record.extent.is_mask
+    found = combined([factors_of(record), _led(other, record.ndim)], "what is computed of a padded batch")
+    return with_extent(confined(record, conjunction(found)), extent_of(found, is_mask))
+
+
+def united_in_groups(record: AnyRecord, dim: int, numbers: Tensor, groups: int) -> Dense:
+    """bool with the groups along `dim`, whose index n is in group `numbers[n]`: there where an index of the group is.
+
+    Numbers beyond the groups are in none.
+    """
+    factors = factors_of(record)
+    gone = [f for f in factors if f.along[dim] is not None]
+    shape = [groups if d == dim else size for d, size in enumerate(record.shape)]
+    found = [f for f in factors if f.along[dim] is None]
+    if gone:
+        there = where_all(gone)
+        rows = there.new_zeros([groups + 1 if d == dim else size for d, size in enumerate(there.shape)])
+        rows = rows.to(torch.int64).index_add(dim, numbers, there.to(torch.int64)).narrow(dim, 0, groups)
+        along = gone[0].along if len(gone) == 1 else tuple(map(without_order, first_known(gone)))
+        found.append(Factor(tuple(map(maybe_empty, known_of_union(along))), as_int8(rows > 0)))
+    data = torch.ones((), dtype=torch.bool, device=record.device).expand(shape)
+    return Dense(data, conjunction(found), extent_of(found, is_mask=bool(found)))
 
 
 def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:

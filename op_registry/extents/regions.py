@@ -190,6 +190,14 @@ def with_factors_of_steps(factors: Sequence[Factor], there: Sequence[Factor]) ->
     return tuple(found)
 
 
+def without_region(factor: Factor, region: Region) -> Factor:
+    """A factor of a tensor, of which a region is there everywhere."""
+    there = factor.there.clone()
+    there[tuple(p if a is not None else slice(None) for p, a in zip(region.parts, factor.along, strict=True))] = 1
+    cut = any(numbers_positions(a) and not whole for a, whole in zip(factor.along, region.whole, strict=True))
+    return Factor(tuple(map(without_order, factor.along)) if cut else factor.along, there)
+
+
 def are_same(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
     """Whether these factors, each with its boolean, say the same."""
     return len(a) == len(b) and all(any(_is_same(x, y) for y in b) for x in a)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
+from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import regroup, states, stored
 from op_registry.extents.combine import combined
 from op_registry.extents.factors import (
@@ -92,6 +93,27 @@ def positions(record: AnyRecord, dim: int) -> Dense:
     others = [d for d in range(record.ndim) if factor.along[d] is None]
     along = tuple(a for a in factor.along if a is not None)
     return Dense(rank.squeeze(others), there.squeeze(others), Extent((Factor(along),), is_mask=True))
+
+
+def own_order(record: AnyRecord, dim: int) -> tuple[Tensor, Tensor] | None:
+    """The indices along `dim` that put each sample's positions in order, from 0; and those that put them back.
+
+    None where they are known to follow one another, or `dim` numbers none. Raises MaskedSemanticsError for a dimension
+    that is merged of positions and samples.
+    """
+    known = [as_positions(f.along[dim]) for f in factors_of(record) if numbers_positions(f.along[dim])]
+    if any(isinstance(along, Merged) for along in known):
+        raise MaskedSemanticsError(
+            f"dimension {dim} of a tensor of shape {tuple(record.shape)} is merged of positions and samples, so that "
+            "an element's neighbours may be those of another sample: split it first, x.unflatten(dim, sizes)"
+        )
+    if all(isinstance(along, Positions) and along.contiguous for along in known):
+        return None
+    there = along_dim(record, dim)
+    assert there is not None
+    there = as_bool(there)
+    order = there.logical_not().to(torch.uint8).argsort(dim=dim, stable=True).expand(record.shape)
+    return order, (there.cumsum(dim) - 1).clamp(min=0).expand(record.shape)
 
 
 def _joint(factors: Sequence[Factor], there: Tensor) -> Factor:

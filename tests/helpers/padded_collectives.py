@@ -143,6 +143,15 @@ def replaced(rank: int, ranks: int) -> None:
     x = missing(1) if rank == 0 else left
     distributed.broadcast(x, 0)
     same(x, missing(1))
+    lengths = md.from_lengths(torch.zeros(2, 3, 2), torch.tensor([3, 1]) if rank else torch.tensor([1, 3]))
+    beside = lengths[:, :, 0]
+    distributed.broadcast(lengths, 0)  # both are their masks
+    same(lengths, md.from_lengths(torch.zeros(2, 3, 2), torch.tensor([1, 3])))
+    same(beside, lengths[:, :, 0])
+    rows = md.from_lengths(torch.zeros(2, 3), torch.tensor([1, 3]))
+    distributed.broadcast(rows[rank : rank + 1], 1)  # of length 3, into a part of length 1
+    expected = [[True, rank == 0, rank == 0], [True] * 3]
+    assert rows.extent.tolist() == rows.get_mask().tolist() == expected
     base = buffer((2, 2, 3, 2))
     view = missing(0) if rank == 0 else base[0]
     if rank == 0:

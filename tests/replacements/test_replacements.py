@@ -61,6 +61,13 @@ def given_parts(function: Any) -> Callable[[Make], Any]:
     return call
 
 
+def state_loaded(make: Make) -> Any:
+    module, x = nn.Module(), tensor(make, ROWS)
+    module.x = nn.Buffer(md.padded(x) if md.is_masked_tensor(x) else x)
+    module.load_state_dict({"x": ROWS + 1})
+    return module.x
+
+
 def compared(make: Make) -> None:
     torch.testing.assert_close(tensor(make, ROWS), tensor(make, ROWS))
 
@@ -144,6 +151,7 @@ GIVEN = {
     "torch.utils.data._utils.collate.default_collate_fn_map[torch.Tensor]": lambda make: default_collate(
         [tensor(make, ROWS)] * 2
     ),
+    "torch.nn.modules.module.Module._load_from_state_dict": state_loaded,
     "torch.to_dlpack": lambda make: torch.from_dlpack(torch.to_dlpack(tensor(make, ROWS))),
     "torch.utils.dlpack.to_dlpack": lambda make: torch.from_dlpack(torch.utils.dlpack.to_dlpack(tensor(make, ROWS))),
     "torch.storage.UntypedStorage.__repr__": lambda make: repr(tensor(make, ROWS).untyped_storage()),
