@@ -12,6 +12,7 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Elementwise, Label, Labels, atoms
 from op_registry.dimensions.movements import AtIndices, Indexed
 from op_registry.dimensions.views import View
+from op_registry.extents import slices
 from op_registry.extents.combine import check_meetings, combined
 from op_registry.extents.factors import (
     SAMPLES,
@@ -123,6 +124,8 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
         return followed(call, labels, call.applied(run), written=first)
     _check_counts(call, labels, records)
     _check_meetings(call, labels, records)
+    if isinstance(call.rule.dims, View) and slices.hides_ends(call, record):
+        raise refuse(call, "bounds from the end are each sample's own in views alone: write x[:, a:-b] = value")
     result: Dense = call.applied(run)
     others = {n: r for n, r in records.items() if n != first and r.extent is not None and r.extent.factors}
     if call.rule.category is ASSIGNMENT:
