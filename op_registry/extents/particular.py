@@ -10,10 +10,21 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
-from op_registry.extents.factors import Factor, along_dim, factors_of, is_prefix, there, where_all, with_size
-from op_registry.extents.follow import any_stored, followed, records_of, refuse
+from op_registry.extents.factors import (
+    Factor,
+    Positions,
+    along_dim,
+    as_positions,
+    conjunction,
+    factors_of,
+    is_prefix,
+    there,
+    where_all,
+    with_size,
+)
+from op_registry.extents.follow import any_stored, followed, records_of, refuse, without
 from op_registry.records.dense import Dense
-from op_registry.records.validity import as_bool, as_int8, unite
+from op_registry.records.validity import as_bool, as_int8, intersect, unite
 from op_registry.rule import Run, packet_name
 from op_registry.sparse.record import NotLowered
 
@@ -71,13 +82,20 @@ def listed_classes(call: Bound, labels: Labels, run: Run) -> Any:
 
 
 def integrated(call: Bound, labels: Labels, run: Run) -> Any:
-    """trapezoid: the integral over one position or none is 0, as torch has it."""
-    result: Dense = call.applied(run)
+    """trapezoid: its intervals are those of neighbours; the integral over one position or none is 0, as torch has it."""
     record = next(iter(records_of(call).values()))
     dim = call["dim"] % record.ndim
+    known = [as_positions(f.along[dim]) for f in factors_of(record) if f.along[dim] is not None]
+    if not all(isinstance(along, Positions) and along.contiguous for along in known):
+        raise refuse(
+            call, f"its intervals along dimension {dim} would lie between positions of a sample that follow no other"
+        )
+    result: Dense = call.applied(run)
     counted: Tensor | None = along_dim(record, dim)
     if counted is not None and result.validity is not None:
         few = as_int8(counted.expand(with_size(counted.shape, dim, record.shape[dim])).sum(dim) <= 1)
+        others = conjunction(without(record, [dim]))  # (whether the row is there)
+        few = few if others is None else intersect(few, others.narrow(dim, 0, 1).squeeze(dim))
         data = torch.where(as_bool(result.validity), result.data, 0)
         result = Dense(data, unite(result.validity, few))
     return followed(call, labels, result)

@@ -49,11 +49,12 @@ from op_registry.extents.follow import (
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool, as_int8, intersect
-from op_registry.rule import Rule, Run, packet_name
+from op_registry.rule import InsideRule, Rule, Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
 from op_registry.sparse.record import NotLowered
 
-# How windows run on samples cropped to their extent: rules of op_registry.ops, by overload.
+# How windows run on samples cropped to their extent: rules of op_registry.ops, by overload; by the rule itself, of one
+# that holds inside a function.
 WITHIN_SAMPLES: dict[Any, Rule] = {}
 
 
@@ -245,7 +246,7 @@ def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense
 
 def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     """Windows along positions: those of each sample, cropped to the positions that it has."""
-    rule = WITHIN_SAMPLES.get(call.op)
+    rule = WITHIN_SAMPLES.get(call.rule if isinstance(call.rule, InsideRule) else call.op)
     if rule is None:
         raise refuse(call, "its windows may read beyond the end of a sample")
     name, record = next((n, r) for n, r in records_of(call).items() if r.extent is not None)
