@@ -76,3 +76,8 @@ def read_once(there: Tensor, name: tuple[object, ...], ask: Callable[[Tensor], b
     if found is None:
         found = kept[name] = ask(there)
     return bool(found)
+
+
+def differs(there: Tensor, dim: int) -> bool:
+    """Whether a boolean differs along a dimension; True in a graph, which cannot know."""
+    return read_once(there, ("differs", dim), lambda t: bool((t != t.narrow(dim, 0, 1)).any())) is not False

@@ -109,14 +109,23 @@ _READ: Mapping[str, Mapping[str, Collection[int] | None]] = {
 }
 
 
+# Of these, the ones whose lengths count positions from the first index.
+_COUNTING = ("ctc_loss",)
+
+
 def reads_what_is_valid(call: Bound) -> bool:
     """Whether what is not there is what the call does not read: padding in bags, steps after a sample's last."""
-    read = _READ.get(packet_name(call.op).removeprefix("_"), {})
-    return all(
-        name in read and (read[name] is None or {*f.depends} <= {*(read[name] or ())})
-        for name, record in records_of(call).items()
-        for f in (record.extent.factors if record.extent is not None else ())
-    )
+    name_of_op = packet_name(call.op).removeprefix("_")
+    read = _READ.get(name_of_op, {})
+    extents = {name: r.extent for name, r in records_of(call).items() if r.extent is not None}
+    factors = [(name, f) for name, extent in extents.items() for f in extent.factors]
+    if not all(name in read and (read[name] is None or {*f.depends} <= {*(read[name] or ())}) for name, f in factors):
+        return False
+    if name_of_op in _COUNTING and not all(is_prefix(f.along[d]) for _, f in factors for d in f.positions):
+        raise refuse(
+            call, "its lengths count from the start of the batch, where samples do not begin; see masked_dispatch.align"
+        )
+    return True
 
 
 BY_NAME: Mapping[str, Callable[[Bound, Labels, Run], Any]] = {

@@ -48,6 +48,7 @@ from op_registry.extents.follow import (
 )
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import InsideRule, Rule, Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
@@ -172,6 +173,12 @@ def reshaped(call: Bound, run: Run) -> Any:
     result = call.applied(run)
     if result is record:
         return result
+    for own, what in [found for f in factors_of(record) for found in regroup.misplaced(f, record.shape, result.shape)]:
+        refusal = refuse(call, f"{what}, where samples do not begin at one; see masked_dispatch.align")
+        if being_traced(own) or recording():
+            assert_when_run(own, str(refusal))
+        elif not bool(values_of(own.all())):
+            raise refusal
     factors = [regroup.reshaped(f, record.shape, result.shape) for f in factors_of(record)]
     return with_factors(result, factors, record.extent.is_mask, grows=False)
 
