@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from types import FrameType
 
-from masked_dispatch.compiler_internals import under_compile
-from masked_dispatch.engine_internals import AOT_AUTOGRAD, AROUND_CALLS, NO_CALLER, frames_to_caller
+from masked_dispatch.compiler_internals import TracedFrame, frames_being_traced, under_compile
+from masked_dispatch.engine_internals import (
+    AOT_AUTOGRAD,
+    AROUND_CALLS,
+    NO_CALLER,
+    frames_to_caller,
+    is_the_callers,
+)
 from op_registry.extents import ends
 
-Frame = tuple[str, FrameType | None]
+Frame = tuple[str, FrameType | TracedFrame | None]
 
 
 class BatchEndWarning(UserWarning):
@@ -21,15 +28,19 @@ class BatchEndWarning(UserWarning):
 
 
 def frames_of_call() -> tuple[list[Frame], Frame] | None:
-    """The frames between the caller's code and this function, and the caller's.
+    """The frames between the caller's code and this function, and the caller's; of a graph, those of the traced code.
 
     None where nobody's code asked: this library calls for its own sake, or torch's compiler repeats a traced call.
     """
     *between, caller = frames_to_caller()
-    if any(_calls_for_itself(name) for name, _ in between):
-        return None
     if any(name.startswith(AOT_AUTOGRAD) for name, _ in between) and under_compile():
         return None  # Dynamo, which traced it before, was told
+    traced = [(frame.f_globals.get("__name__", ""), frame) for frame in frames_being_traced()]
+    if traced:
+        within = list(itertools.takewhile(lambda frame: not is_the_callers(frame[0]), traced))
+        between, caller = [*between, *within], traced[min(len(within), len(traced) - 1)]
+    if any(_calls_for_itself(name) for name, _ in between):
+        return None
     return between, caller
 
 

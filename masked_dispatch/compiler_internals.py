@@ -11,8 +11,8 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -131,6 +131,24 @@ def under_compile() -> bool:
     ):
         frame = frame.f_back
     return frame is not None
+
+
+class TracedFrame(NamedTuple):
+    """A frame of code that Dynamo traces: what a warning needs of it."""
+
+    f_code: CodeType
+    f_lineno: int
+    f_globals: dict[str, Any]
+
+
+def frames_being_traced() -> Iterator[TracedFrame]:
+    """The frames of the code that Dynamo is tracing in this thread, innermost first."""
+    dynamo: Any = torch._dynamo if dynamo_is_loaded() else None
+    root = dynamo and getattr(dynamo.symbolic_convert.tls, "current_tx", None)
+    traced = root and root.output.current_tx
+    while traced is not None:
+        yield TracedFrame(traced.f_code, traced.lineno, traced.f_globals)
+        traced = traced.parent
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:

@@ -69,16 +69,24 @@ def frames_to_caller() -> list[tuple[str, FrameType | None]]:
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         found.append((name, frame))
-        if name and name.partition(".")[0] not in _NOT_THE_CALLER:
+        if is_the_callers(name):
             return found
         frame = frame.f_back
     return [*found, ("", None)]
 
 
+def is_the_callers(module: str) -> bool:
+    """Whether code of this module counts as the caller's."""
+    return bool(module) and module.partition(".")[0] not in _NOT_THE_CALLER
+
+
 # Modules whose frames do not count as the caller's: this library, torch, and the standard library between them.
 _NOT_THE_CALLER = {"masked_dispatch", "op_registry", "torch", *sys.stdlib_module_names} - {"__main__"}
-# Modes, which see every call, and methods of tensors that torch writes in Python.
-AROUND_CALLS = ("torch.overrides", "torch.utils.", "torch._ops", "torch._tensor", "torch._dynamo", "torch._compile")
+# Modes, which see every call, methods of tensors that torch writes in Python, and the compiler that traces a call.
+AROUND_CALLS = (
+    "torch.overrides", "torch.utils.", "torch._ops", "torch._tensor", "torch._dynamo", "torch._compile",
+    "torch._utils_internal",
+)  # fmt: skip
 # Replaces the caller's file name if there is no caller.
 NO_CALLER = "<backward in a thread of the autograd engine>"
 

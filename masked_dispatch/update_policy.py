@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Literal
 
 from masked_dispatch import scopes
@@ -88,7 +89,7 @@ def dropped(call: str, skipped: str, kind: tuple[str, str] | None = None, count:
     between, caller = found
     if any(name.startswith("torch.optim.") for name, _ in between):  # torch's optimizers write for themselves
         return
-    if arithmetic_written_as_a_copy(frame for _, frame in between if frame is not None):
+    if arithmetic_written_as_a_copy(frame for _, frame in between if isinstance(frame, FrameType)):
         return
     for tell in listeners:
         tell(count)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.tensor.checks import values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.extents.factors import Merged, as_positions
+
+T = TypeVar("T", bound=Tensor)
 
 
 def padded(x: Tensor, extent: Tensor | None = None, *, dim: int | tuple[int, ...] | None = None) -> MaskedTensor:
@@ -39,20 +40,21 @@ def padded(x: Tensor, extent: Tensor | None = None, *, dim: int | tuple[int, ...
     return torch.ops.masked_dispatch.padded(x, extent, dims)
 
 
-def first(x: Tensor, dim: int = 1, k: int | None = None) -> MaskedTensor:
+def first(x: T, dim: int = 1, k: int | None = None) -> T:
     """Each sample's own first position along `dim`, or its first k.
 
-    x    has an extent, of which `dim` numbers positions
+    x    a batch whose extent knows the positions along `dim`; a tensor without an extent, a plain one too, is there
+         everywhere, and these are its own
     k    None: one position, without the dimension, as ``x[:, 0]`` of a sample. A number: that many, as ``x[:, :k]``, in
          order from index 0 and at most as many as the dimension has; what a shorter sample lacks is not there
 
     A sample without positions has none: its result is invalid, and not there. A copy; differentiable. Raises ValueError
-    for a tensor without an extent, a dimension that numbers no positions, and a negative k.
+    for a dimension that numbers no positions of a batch that knows some, and a negative k.
     """
     return _ends("first", x, dim, k)
 
 
-def last(x: Tensor, dim: int = 1, k: int | None = None) -> MaskedTensor:
+def last(x: T, dim: int = 1, k: int | None = None) -> T:
     """Each sample's own last position along `dim`, or its last k: ``x[:, -1]`` and ``x[:, -k:]`` are the batch's.
 
     Everything else is as in :func:`first`: the last k are in the sample's order, from index 0.
@@ -60,58 +62,32 @@ def last(x: Tensor, dim: int = 1, k: int | None = None) -> MaskedTensor:
     return _ends("last", x, dim, k)
 
 
-def _ends(name: Literal["first", "last"], x: Tensor, dim: int, k: int | None) -> MaskedTensor:
-    dim = _numbering_positions(name, x, dim)
+def _ends(name: Literal["first", "last"], x: T, dim: int, k: int | None) -> T:
     if k is not None and k < 0:
         raise ValueError(f"{name} takes a number of positions, k ≥ 0, not {k}")
-    found: MaskedTensor = torch.ops.masked_dispatch.ends(x, dim, 1 if k is None else k, name == "last")
+    found: T = torch.ops.masked_dispatch.ends(x, dim, 1 if k is None else k, name == "last")
     return found.select(dim, 0) if k is None else found  # type: ignore[return-value]
 
 
-def align(x: Tensor, dim: int = 1) -> MaskedTensor:
+def align(x: T, dim: int = 1) -> T:
     """Each sample's positions along `dim` in order from index 0, with the padding behind; of the same shape.
 
     Batches that are padded at different sides can be combined then, and slices count each sample's own positions. `x`
-    itself where samples are known to begin at 0; else a copy. Differentiable. Raises ValueError as :func:`first` does.
+    itself where samples are known to begin at 0, and without an extent; else a copy. Differentiable. Raises ValueError
+    as :func:`first` does.
     """
-    return torch.ops.masked_dispatch.align(x, _numbering_positions("align", x, dim))
+    return torch.ops.masked_dispatch.align(x, dim)  # type: ignore[no-any-return]
 
 
-def positions(x: Tensor, dim: int = 1) -> MaskedTensor:
+def positions(x: T, dim: int = 1) -> T:
     """The number of each position within its sample, from 0 along `dim`: int64, (B, T) for a padded batch (B, T, …).
 
     It has the dimensions of `x` on which depends what is there along `dim`, in their order, and is valid, and there,
     where these say so. A table of positions goes with a batch that is padded in front as well:
-    ``x + table[positions(x)]``. Raises ValueError as :func:`first` does.
+    ``x + table[positions(x)]``. Without an extent it counts along `dim`, plain, with the first dimension in front of
+    it. Raises ValueError as :func:`first` does.
     """
-    return torch.ops.masked_dispatch.positions(x, _numbering_positions("positions", x, dim))
-
-
-def _numbering_positions(name: str, x: Tensor, dim: int) -> int:
-    """The dimension, not negative, of a tensor whose extent knows its positions."""
-    extent = x._extent if isinstance(x, MaskedTensor) else None
-    shape = tuple(x.shape)
-    if extent is None or not extent.factors:
-        kind = "masked" if isinstance(x, MaskedTensor) else "plain"
-        raise ValueError(
-            f"{name} takes a batch that knows which of its positions are there; this {kind} tensor of shape {shape} "
-            "does not. masked_dispatch.padded(x) says that they are those of its mask, padded(x, extent) which they are"
-        )
-    if not -x.ndim <= dim < x.ndim:
-        raise IndexError(f"{name}: dim={dim} is out of range for a tensor of shape {shape}")
-    dim = dim % x.ndim
-    if not extent.numbers(dim):
-        raise ValueError(
-            f"{name}: dimension {dim} of a tensor of shape {shape} numbers no positions of its samples; these "
-            f"do: {', '.join(map(str, extent.positions)) or 'none'}. masked_dispatch.padded(x, extent) says which "
-            "positions are there"
-        )
-    if any(isinstance(as_positions(factor.along[dim]), Merged) for factor in extent.factors):
-        raise ValueError(
-            f"{name}: dimension {dim} of a tensor of shape {shape} is merged of positions and others; "
-            "split it first, x.unflatten(dim, sizes)"
-        )
-    return dim
+    return torch.ops.masked_dispatch.positions(x, dim)  # type: ignore[no-any-return]
 
 
 def _check_extent(x: Tensor, extent: Tensor) -> None:

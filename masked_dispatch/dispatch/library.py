@@ -19,6 +19,7 @@ from masked_dispatch.compiler_internals import never_compiled, prepare_for_traci
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.places import order_of_samples, placed_like, places_of_groups
+from masked_dispatch.dispatch.positions import align, ends, positions
 from masked_dispatch.dispatch.sparse import accumulate_sparse
 from masked_dispatch.dispatch.sparsify import keep_top, keep_where
 from masked_dispatch.interop.stored_pieces import stored_indices, stored_values
@@ -31,11 +32,10 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
 from op_registry.extents.exported import as_stated
-from op_registry.extents.factors import is_prefix, there, with_extent
+from op_registry.extents.factors import there, with_extent
 from op_registry.extents.found import padded, padded_along, stores_whole_rows
 from op_registry.extents.layouts import in_layout
 from op_registry.extents.masks import extent_under, under, united
-from op_registry.extents.samples import compacted, ends, positions
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number, shape_alone, wrap_dims
@@ -177,37 +177,6 @@ def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None, sampl
         check_allowed("padded", [tensor], "what is there is read off the mask of every element")
     found = padded(record, None if extent is None else stored_validity(tensor, extent), dims, samples)
     return wrap_any(in_layout(found, found.pattern.layout, None, None) if isinstance(found, Sparse) else found)
-
-
-def _moved_within(operation: str, tensor: Tensor) -> Dense:
-    """The record for an operation that moves each sample's positions; the policy decides if it is sparse."""
-    if isinstance(tensor, SparseMaskedTensor):
-        check_allowed(operation, [tensor], "it moves each sample's own positions")
-    return _record(tensor)
-
-
-def _ends(tensor: Tensor, dim: int, k: int, last: bool) -> Tensor:
-    k = min(k, tensor.shape[dim])
-    if isinstance(tensor, SparseMaskedTensor) and _begins_at_start(tensor, dim):
-        return tensor.flip(dim).narrow(dim, 0, k).flip(dim) if last else tensor.narrow(dim, 0, k).clone()
-    return wrap_record(ends(_moved_within("last" if last else "first", tensor), dim, k, last))
-
-
-def _begins_at_start(tensor: Tensor, dim: int) -> bool:
-    """Whether each sample's positions along a dimension are known to be the first ones."""
-    extent = unwrap_any(tensor).extent
-    assert extent is not None
-    return all(f.along[dim] is None or is_prefix(f.along[dim]) for f in extent.factors)
-
-
-def _align(tensor: Tensor, dim: int) -> Tensor:
-    if _begins_at_start(tensor, dim):
-        return tensor
-    return wrap_record(compacted(_moved_within("align", tensor), dim))
-
-
-def _positions(tensor: Tensor, dim: int) -> MaskedTensor:
-    return wrap_record(positions(unwrap_any(tensor), dim))
 
 
 def _padded_as(tensor: Tensor, extent: Tensor | None, known: str) -> MaskedTensor:
@@ -456,9 +425,9 @@ def install() -> None:
     _define("stored_values(Tensor x, Scalar? fill) -> Tensor", stored_values)
     _define("stored_indices(Tensor x, str name) -> Tensor", stored_indices)
     _define("padded(Tensor x, Tensor? extent, int[]? dims, int samples=0) -> Tensor", _padded)
-    _define("ends(Tensor x, int dim, SymInt k, bool last) -> Tensor", _ends)
-    _define("align(Tensor x, int dim) -> Tensor", _align)
-    _define("positions(Tensor x, int dim) -> Tensor", _positions)
+    _define("ends(Tensor x, int dim, SymInt k, bool last) -> Tensor", ends)
+    _define("align(Tensor x, int dim) -> Tensor", align)
+    _define("positions(Tensor x, int dim) -> Tensor", positions)
     _define("placed_like(Tensor x, Tensor other) -> Tensor", placed_like)
     _define("own_order(Tensor x, int dim) -> Tensor[]", order_of_samples)
     _define("places_of_groups(Tensor x, int dim, Tensor numbers, SymInt groups) -> Tensor", places_of_groups)

@@ -207,7 +207,8 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
     if target._mask_is_a_copy and target._extent is not None:
         raise MaskedSemanticsError(
             f"{op} would write through a view (shape {tuple(target.shape)}) that leaves out positions at each sample's "
-            "end: its mask is not a part of its base's. Write to the base, or to a clone."
+            "end: its mask is not a part of its base's. Assign to the tensor itself, x[:, a:-b] = value (x[index] = "
+            "x[index] + 1 for x[index] += 1), or write to a clone."
         )
     if target._mask_is_a_copy:
         raise MaskedSemanticsError(

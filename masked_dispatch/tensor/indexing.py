@@ -36,13 +36,13 @@ def as_index_tensors(index: object, shape: Sequence[int], device: torch.device) 
     tuple is empty if the index restricts no dimension. None for an index of tensors alone, which makes no view, and for
     an index that does not fit `shape`, which torch then refuses.
     """
-    entries = [_as_entry(entry) for entry in (index if isinstance(index, tuple) else (index,))]
+    entries = [as_entry(entry) for entry in (index if isinstance(index, tuple) else (index,))]
     if not any(_makes_view(entry) for entry in entries):
         return None
     while entries and (entries[-1] is ... or entries[-1] == slice(None)):
         del entries[-1]
-    reach = len(shape) if any(entry is ... for entry in entries) else sum(_dimensions(entry) for entry in entries)
-    missing = reach - sum(_dimensions(entry) for entry in entries)
+    reach = len(shape) if any(entry is ... for entry in entries) else sum(dimensions(entry) for entry in entries)
+    missing = reach - sum(dimensions(entry) for entry in entries)
     if reach > len(shape) or missing < 0:
         return None
     # For each dimension the positions that the index reads, and the same index into these positions.
@@ -105,7 +105,7 @@ def as_number(entry: object) -> object:
         return entry
 
 
-def _as_entry(entry: object) -> Any:
+def as_entry(entry: object) -> Any:
     """One part of an index: a number, a slice, ``...``, None or a tensor."""
     entry = as_number(entry)
     if isinstance(entry, Tensor):
@@ -122,7 +122,7 @@ def _makes_view(entry: object) -> bool:
     return not isinstance(entry, bool)
 
 
-def _dimensions(entry: object) -> int:
+def dimensions(entry: object) -> int:
     """The number of dimensions of the tensor that a part of an index consumes."""
     if isinstance(entry, Tensor) and entry.dtype in (torch.bool, torch.uint8):
         return entry.ndim

@@ -16,6 +16,7 @@ from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
 from masked_dispatch.tensor.extent_in_graphs import NAMES, ExtentPieces, pieces_of, take_extent_from_graph
 from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.fills import checked_fill
+from masked_dispatch.tensor.index_writes import put
 from masked_dispatch.tensor.indexing import as_source
 from masked_dispatch.tensor.mask_sharing import (
     GraphWrites,
@@ -326,7 +327,9 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
 
     @never_compiled
     def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(index, as_source(value, self))
+        source = as_source(value, self)
+        if not isinstance(source, Tensor) or not put(self, index, source, wrap, views=True):
+            super().__setitem__(index, source)
 
     def _stored_densely(self) -> MaskedTensor:
         # Overridden by sparse storage.

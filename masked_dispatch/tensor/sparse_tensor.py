@@ -16,7 +16,8 @@ from masked_dispatch.densify_policy import Policy, current
 from masked_dispatch.tensor.extent_in_graphs import NAMES, pieces_of, take_extent_from_graph
 from masked_dispatch.tensor.file_format import builder, own, saved_as
 from masked_dispatch.tensor.in_transform import InTransform
-from masked_dispatch.tensor.indexing import as_index_tensors, as_source
+from masked_dispatch.tensor.index_writes import put
+from masked_dispatch.tensor.indexing import as_source
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, with_extent, wrap
 from masked_dispatch.tensor.messages import tangent_stored_otherwise
 from masked_dispatch.tensor.other_devices import check_stored_sparsely
@@ -101,17 +102,9 @@ class SparseMaskedTensor(MaskedTensor):
         if not isinstance(value, Tensor):
             super().__setitem__(index, value)  # type: ignore[index, assignment]
             return
-        indices, source = as_index_tensors(index, self.shape, self.device), value.to(self)
-        if indices is None:
-            super().__setitem__(index, source)  # type: ignore[index]
-            return
-        places = torch.broadcast_shapes(*(i.shape for i in indices))
-        while source.ndim > len(places) + self.ndim - len(indices) and source.shape[0] == 1:
-            source = source[0]  # torch drops leading dimensions of size 1 when it writes through a view
-        if indices:
-            self.index_put_(indices, source)
-        else:
-            self.copy_(source)
+        source = value.to(self)
+        if not put(self, index, source, wrap, views=False):
+            super().__setitem__(index, source)
 
     def _written(self, index: object, value: object) -> SparseMaskedTensor:
         # Graphs write x[index] = value by this method, which returns the tensor itself.

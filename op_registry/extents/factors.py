@@ -184,20 +184,29 @@ class Factor:
 class Boolean:
     """A boolean of a factor that is computed when it is needed, which it rarely is: of booleans, or of an operand.
 
-    A compiler's graph computes all of them where they arise.
+    A compiler's graph computes all of them where they arise. One that waits for too many others is computed at once: a
+    tensor may be moved a thousand times before anybody asks, and each waiting boolean is memory.
+
+    depth  how many wait for one another, this one included
     """
 
-    __slots__ = ("_value", "move", "of")
+    __slots__ = ("_value", "depth", "move", "of")
 
     def __init__(self, move: Callable[..., Tensor], of: tuple[Tensor | Boolean, ...]) -> None:
         self.move, self.of = move, of
         self._value: Tensor | None = None
+        self.depth = 1 + max([b.depth for b in of if isinstance(b, Boolean)], default=0)
+        if self.depth > _DEEPEST:
+            self.value()
 
     def value(self) -> Tensor:
         if self._value is None:
             self._value = self.move(*(b.value() if isinstance(b, Boolean) else b for b in self.of))
-            self.of = ()  # nothing else needs them
+            self.of, self.depth = (), 0  # nothing else needs them
         return self._value
+
+
+_DEEPEST = 32
 
 
 def computed(move: Callable[..., Tensor], *of: Tensor | Boolean) -> Tensor | Boolean:

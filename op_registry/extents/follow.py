@@ -64,6 +64,8 @@ def sizes_of(call: Bound, labels: Labels) -> dict[Label, int]:
         for dim, size in zip(labels.operands.get(name, ()), tensor.shape, strict=False):
             if not isinstance(dim, tuple) and (dim not in sizes or known_to_hold(sizes[dim] == 1)):
                 sizes[dim] = size
+    for name, tensor in call.tensors.items():
+        sizes |= _of_parts(labels.operands.get(name, ()), tensor.shape, sizes)
     return sizes
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from op_registry.bound import Bound
-from op_registry.dimensions.labels import Elementwise, Label, Labels, atoms
+from op_registry.dimensions.labels import Dimension, Elementwise, Label, Labels, atoms
 from op_registry.dimensions.movements import AtIndices, Indexed
 from op_registry.dimensions.views import View
+from op_registry.extents import slices
 from op_registry.extents.combine import check_meetings, combined
+from op_registry.extents.ends import differs
 from op_registry.extents.factors import (
     SAMPLES,
+    SCATTERED,
     Along,
     Extent,
     Factor,
@@ -31,8 +34,9 @@ from op_registry.extents.follow import any_stored, followed, only_padded, record
 from op_registry.extents.regroup import carried
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
+from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import may_be_read
-from op_registry.records.validity import as_int8, intersect
+from op_registry.records.validity import as_bool, as_int8
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
 from op_registry.sparse.record import NotLowered
@@ -63,7 +67,7 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
         if name != first
     ]
     others = [[f for f in each if f is not None] for each in operands]
-    if len(hidden) == 1 and not any(others) and only_padded(records):
+    if len(hidden) == 1 and not any(others) and only_padded(records) and not _differing(call, first, hidden[0], labels):
         return with_factors(result, [Factor(_known_of_read(first, hidden[0], labels))], padded=True, grows=False)
     if any_stored(call):
         raise NotLowered("it reads at positions of samples, on dense storage")
@@ -87,11 +91,46 @@ def _check_meetings(call: Bound, labels: Labels, records: Mapping[str, AnyRecord
 
 
 def _read(call: Bound, first: str, factor: Factor, labels: Labels) -> Factor:
-    """A factor of the operand that is read, at the positions that are read."""
+    """A factor of the operand that is read, at the positions that are read. (A missing index is there.)"""
     record = call.tensors[first]
     read = call.with_(**{first: Dense(factor.there.expand(record.shape))}).run()
-    known = _known_of_read(first, factor, labels)
-    return Factor(known, narrowed(intersect(as_int8(read.data), read.validity), known))
+    there = as_int8(read.data)
+    if read.validity is not None:
+        there = torch.where(as_bool(read.validity), there, 1)
+    known = list(_known_of_read(first, factor, labels))
+    for d in _differing(call, first, factor, labels):
+        if differs(there, d):
+            numbered = any(numbers_positions(f.along[n]) for n, f in _along(call, labels, labels.results[0][d]))
+            known[d] = SCATTERED if numbered else SAMPLES
+    return Factor(tuple(known), narrowed(there, known))
+
+
+def _differing(call: Bound, first: str, factor: Factor, labels: Labels) -> list[int]:
+    """The dimensions of a result along which an index may read other positions; the factor knows nothing of these."""
+    free = {
+        a for dim, along in zip(labels.operands[first], factor.along, strict=True) if along is None for a in atoms(dim)
+    }
+    by_index = {
+        dim
+        for name, tensor in call.tensors.items()
+        if name != first and name in labels.operands
+        for dim, size, step in zip(labels.operands[name], tensor.shape, _strides(tensor), strict=True)
+        if dim in free and dim is not None and step != 0 and not known_to_hold(size == 1)
+    }
+    return [d for d, dim in enumerate(labels.results[0]) if dim in by_index]
+
+
+def _strides(tensor: Any) -> Sequence[int | None]:
+    data = tensor.data if isinstance(tensor, Dense) else tensor
+    return data.stride() if isinstance(data, torch.Tensor) else [None] * tensor.ndim
+
+
+def _along(call: Bound, labels: Labels, dim: Dimension) -> Iterator[tuple[int, Factor]]:
+    """The factors of all operands that depend on a dimension, each with that dimension's number there."""
+    for name, record in records_of(call).items():
+        for n, own in enumerate(labels.operands[name]):
+            if own == dim:
+                yield from ((n, f) for f in (record.extent.factors if record.extent is not None else ()))
 
 
 def _known_of_read(first: str, factor: Factor, labels: Labels) -> tuple[Along, ...]:
@@ -128,6 +167,8 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
         return followed(call, labels, call.applied(run), written=first)
     _check_counts(call, labels, records)
     _check_meetings(call, labels, records)
+    if isinstance(call.rule.dims, View) and slices.hides_ends(call, record):
+        raise refuse(call, "bounds from the end are each sample's own in views alone: write x[:, a:-b] = value")
     result: Dense = call.applied(run)
     others = {n: r for n, r in records.items() if n != first and r.extent is not None and r.extent.factors}
     if call.rule.category is ASSIGNMENT:

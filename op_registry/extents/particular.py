@@ -10,10 +10,21 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
-from op_registry.extents.factors import Factor, along_dim, factors_of, is_prefix, there, where_all, with_size
-from op_registry.extents.follow import any_stored, followed, records_of, refuse
+from op_registry.extents.factors import (
+    Factor,
+    Positions,
+    along_dim,
+    as_positions,
+    conjunction,
+    factors_of,
+    is_prefix,
+    there,
+    where_all,
+    with_size,
+)
+from op_registry.extents.follow import any_stored, followed, records_of, refuse, without
 from op_registry.records.dense import Dense
-from op_registry.records.validity import as_bool, as_int8, unite
+from op_registry.records.validity import as_bool, as_int8, intersect, unite
 from op_registry.rule import Run, packet_name
 from op_registry.sparse.record import NotLowered
 
@@ -71,13 +82,20 @@ def listed_classes(call: Bound, labels: Labels, run: Run) -> Any:
 
 
 def integrated(call: Bound, labels: Labels, run: Run) -> Any:
-    """trapezoid: the integral over one position or none is 0, as torch has it."""
-    result: Dense = call.applied(run)
+    """trapezoid: intervals between neighbours; the integral over one position or none is 0, as torch has it."""
     record = next(iter(records_of(call).values()))
     dim = call["dim"] % record.ndim
+    known = [as_positions(f.along[dim]) for f in factors_of(record) if f.along[dim] is not None]
+    if not all(isinstance(along, Positions) and along.contiguous for along in known):
+        raise refuse(
+            call, f"its intervals along dimension {dim} would lie between positions of a sample that follow no other"
+        )
+    result: Dense = call.applied(run)
     counted: Tensor | None = along_dim(record, dim)
     if counted is not None and result.validity is not None:
         few = as_int8(counted.expand(with_size(counted.shape, dim, record.shape[dim])).sum(dim) <= 1)
+        others = conjunction(without(record, [dim]))  # (whether the row is there)
+        few = few if others is None else intersect(few, others.narrow(dim, 0, 1).squeeze(dim))
         data = torch.where(as_bool(result.validity), result.data, 0)
         result = Dense(data, unite(result.validity, few))
     return followed(call, labels, result)
@@ -91,14 +109,23 @@ _READ: Mapping[str, Mapping[str, Collection[int] | None]] = {
 }
 
 
+# Of these, the ones whose lengths count positions from the first index.
+_COUNTING = ("ctc_loss",)
+
+
 def reads_what_is_valid(call: Bound) -> bool:
     """Whether what is not there is what the call does not read: padding in bags, steps after a sample's last."""
-    read = _READ.get(packet_name(call.op).removeprefix("_"), {})
-    return all(
-        name in read and (read[name] is None or {*f.depends} <= {*(read[name] or ())})
-        for name, record in records_of(call).items()
-        for f in (record.extent.factors if record.extent is not None else ())
-    )
+    name_of_op = packet_name(call.op).removeprefix("_")
+    read = _READ.get(name_of_op, {})
+    extents = {name: r.extent for name, r in records_of(call).items() if r.extent is not None}
+    factors = [(name, f) for name, extent in extents.items() for f in extent.factors]
+    if not all(name in read and (read[name] is None or {*f.depends} <= {*(read[name] or ())}) for name, f in factors):
+        return False
+    if name_of_op in _COUNTING and not all(is_prefix(f.along[d]) for _, f in factors for d in f.positions):
+        raise refuse(
+            call, "its lengths count from the start of the batch, where samples do not begin; see masked_dispatch.align"
+        )
+    return True
 
 
 BY_NAME: Mapping[str, Callable[[Bound, Labels, Run], Any]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeGuard
 
 from torch import Tensor
@@ -15,6 +15,8 @@ from op_registry.extents.factors import (
     Factor,
     Merged,
     fitted,
+    index_along,
+    is_prefix,
     narrowed,
     numbers_positions,
     without_order,
@@ -22,7 +24,7 @@ from op_registry.extents.factors import (
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dims import known_to_hold
 from op_registry.records.regrouped import Part, regrouped
-from op_registry.records.validity import as_int8
+from op_registry.records.validity import as_bool, as_int8
 
 # What is known along each label.
 Known = dict[Label, Along]
@@ -148,6 +150,32 @@ def reshaped(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Facto
     parts = [p for s, a in zip(shape, factor.along, strict=True) for p in (a.parts if _splits(a, s) else [(s, a)])]
     along = _alongs(parts, size)
     return factor.moved(tuple(along), lambda there: fitted(reshape_validity(there, shape, size), size, along))
+
+
+def misplaced(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Iterator[tuple[Tensor, str]]:
+    """Where groups of positions that a change of sizes makes are each sample's own, bool, and what to say where not; for
+    samples that are not known to begin at index 0.
+    """
+    parts = [p for s, a in zip(shape, factor.along, strict=True) for p in (a.parts if _splits(a, s) else [(s, a)])]
+    dim = start = 0
+    for taken, dims in regrouped(parts, size, lambda along: along is None):
+        named = [n for n, (_, along) in enumerate(taken) if along is not None]
+        inner, start = math.prod(size[start + 1 : start + dims]), start + dims
+        if dims > 1 and len(named) == 1 and numbers_positions(taken[named[0]][1]) and not is_prefix(taken[named[0]][1]):
+            group = inner // max(math.prod(s for s, _ in taken[named[0] + 1 :]), 1)
+            if group < taken[named[0]][0]:
+                there = as_bool(reshape_validity(factor.there, shape, [s for s, _ in parts]))
+                yield _in_groups(there, dim + named[0], group), f"groups of {group} positions are those of the batch"
+        dim += len(taken)
+
+
+def _in_groups(there: Tensor, dim: int, group: int) -> Tensor:
+    """Where positions stand in the same place of groups of this size as they do in the sample alone."""
+    size = there.shape[dim]
+    index = index_along(dim, size, there.ndim, there.device) % group
+    rank = (there.cumsum(dim) - 1) % group
+    follows = there.roll(1, dim) | (index == 0)
+    return ~there | ((rank == index) & follows)
 
 
 def _splits(along: Along, size: int) -> TypeGuard[Merged]:

@@ -134,7 +134,7 @@ class Place(Boolean):
 
     def __init__(self, said: Tensor | Boolean, number: tuple[int, int], read: list[bool]) -> None:
         self.said: Tensor | Boolean | None = said
-        self.number, self.read = number, read
+        self.number, self.read, self.depth = number, read, 0
 
     def value(self) -> Tensor:
         self.read.append(True)

@@ -8,11 +8,11 @@ from typing import Any
 from torch._ops import OpOverload
 
 from op_registry.bound import Bound
-from op_registry.dimensions.labels import Labels
+from op_registry.dimensions.labels import Labels, atoms
 from op_registry.dimensions.movements import AtIndices, Indexed, Joined, OfSizes
 from op_registry.dimensions.views import Reshaped, View
 from op_registry.extents import indices, joins, particular, samples, slices, states
-from op_registry.extents.factors import with_extent
+from op_registry.extents.factors import Positions, with_extent
 from op_registry.extents.follow import (
     RECORDS,
     any_stored,
@@ -68,6 +68,10 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
             call.map(lambda record: with_extent(record, None), RECORDS).applied(run)
         why = "its rule does not state its dimensions" if dims is None else f"of its dimensions, {dims}"
         raise refuse(call, why)
+    if _splits_unordered(call, labels):
+        raise refuse(
+            call, "groups of positions are those of the batch, where samples do not begin; see masked_dispatch.align"
+        )
     follower = _follower(call, labels)
     if follower in _ON_DENSE and any_stored(call):
         raise NotLowered("it works within each sample, on dense storage")
@@ -117,6 +121,17 @@ def _follower(call: Bound, labels: Labels) -> Follower:
     if roles & {"parameter", "indexed", "selected"}:
         raise refuse(call, "it may read positions of other samples")
     return _ordinary
+
+
+def _splits_unordered(call: Bound, labels: Labels) -> bool:
+    """Whether a dimension is split whose indices are positions of samples that are not known to begin at 0."""
+    return any(
+        isinstance(along, Positions) and not along.is_prefix and len(atoms(dim)) > 1
+        for name, record in records_of(call).items()
+        if record.extent is not None
+        for factor in record.extent.factors
+        for along, dim in zip(factor.along, labels.operands[name], strict=True)
+    )
 
 
 def _has_windows_of_its_own(call: Bound, labels: Labels) -> bool:

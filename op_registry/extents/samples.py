@@ -49,12 +49,14 @@ from op_registry.extents.follow import (
 )
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
 from op_registry.records.validity import as_bool, as_int8, intersect
-from op_registry.rule import Rule, Run, packet_name
+from op_registry.rule import InsideRule, Rule, Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
 from op_registry.sparse.record import NotLowered
 
-# How windows run on samples cropped to their extent: rules of op_registry.ops, by overload.
+# How windows run on samples cropped to their extent: rules of op_registry.ops, by overload; by the rule itself, of one
+# that holds inside a function.
 WITHIN_SAMPLES: dict[Any, Rule] = {}
 
 
@@ -193,6 +195,12 @@ def reshaped(call: Bound, run: Run) -> Any:
     result = call.applied(run)
     if result is record:
         return result
+    for own, what in [found for f in factors_of(record) for found in regroup.misplaced(f, record.shape, result.shape)]:
+        refusal = refuse(call, f"{what}, where samples do not begin at one; see masked_dispatch.align")
+        if being_traced(own) or recording():
+            assert_when_run(own, str(refusal))
+        elif not bool(values_of(own.all())):
+            raise refusal
     factors = [regroup.reshaped(f, record.shape, result.shape) for f in factors_of(record)]
     kept = [s.moved(regroup.reshaped(s.there, record.shape, result.shape)) for s in record.extent.states]
     return states.with_states(with_factors(result, factors, record.extent.is_mask, grows=False), kept)
@@ -278,7 +286,7 @@ def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense
 
 def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     """Windows along positions: those of each sample, cropped to the positions that it has."""
-    rule = WITHIN_SAMPLES.get(call.op)
+    rule = WITHIN_SAMPLES.get(call.rule if isinstance(call.rule, InsideRule) else call.op)
     if rule is None:
         raise refuse(call, "its windows may read beyond the end of a sample")
     name, record = next((n, r) for n, r in records_of(call).items() if r.extent is not None)

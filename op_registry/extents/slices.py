@@ -16,7 +16,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
-from op_registry.extents.ends import batch_end
+from op_registry.extents.ends import batch_end, begins_with_batch, ends_with_batch
 from op_registry.extents.factors import (
     NUMBERS,
     Extent,
@@ -32,7 +32,7 @@ from op_registry.extents.follow import Outcome, for_each_result, refuse
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
 from op_registry.records.validity import as_bool, as_int8
-from op_registry.rule import Run
+from op_registry.rule import Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
 
 _TO_THE_END = 2**62
@@ -110,6 +110,13 @@ def selected(call: Bound, labels: Labels, run: Run) -> Any:
     return for_each_result(results, labels.results, of_result)
 
 
+def hides_ends(call: Bound, record: AnyRecord) -> bool:
+    """Whether the part of a record that an operator writes to, as a view shows it, ends where each sample does."""
+    cuts_of = _CUTS.get(packet_name(call.op).removesuffix("_scatter"))
+    cuts = cuts_of(call, record)[0] if cuts_of is not None else []
+    return any(_cut(call, factor, cut, record.shape[cut.dim])[1] for cut in cuts for factor in factors_of(record))
+
+
 def _dim(call: Bound, record: AnyRecord, name: str = "dim") -> int:
     return int(call[name]) % record.ndim
 
@@ -169,7 +176,7 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     along, dim = as_positions(factor.along[cut.dim]), cut.dim
     if not cut.kept:
         if isinstance(along, Positions) and not known_to_hold(size == 1) and "index" in call:
-            _warn_of_index(along, cut)
+            _warn_of_index(factor, along, cut)
         return _cut_as_data(factor, cut, size), False
     shown = cut.of(size)
     taken = functools.partial(_taken, dim=dim, part=shown)
@@ -188,7 +195,7 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     keeps_first = along.from_start and known_to_hold(shown.start == 0) and known_to_hold(cut.stop >= 1)
     known = factor.knowing(dim, replace(along, parts=(), nonempty=along.nonempty and keeps_first))
     if known_to_hold(cut.start < 0):
-        if along.from_start:
+        if not ends_with_batch(factor, dim):
             batch_end(f"{cut.before}-k:]", f"masked_dispatch.last(x, {dim}, k)")
         return known.moved_by(taken), False
     to_the_end = cut.stop is _TO_THE_END or known_to_hold(cut.stop >= size)
@@ -235,10 +242,12 @@ def _taken(there: Tensor, dim: int, part: slice) -> Tensor:
     return there[(*[slice(None)] * dim, part)]
 
 
-def _warn_of_index(along: Positions, cut: Cut) -> None:
-    if cut.start == -1 and along.from_start:
-        batch_end(str(cut), f"masked_dispatch.last(x, {cut.dim})")
-    elif cut.start == 0 and along.contiguous and not along.from_start:
+def _warn_of_index(factor: Factor, along: Positions, cut: Cut) -> None:
+    if known_to_hold(cut.start < 0):
+        if not ends_with_batch(factor, cut.dim):
+            from_end, count = ("-1", "") if cut.start == -1 else ("-k", ", k")
+            batch_end(f"{cut.before}{from_end}]", f"masked_dispatch.last(x, {cut.dim}{count})")
+    elif known_to_hold(cut.start == 0) and along.contiguous and not begins_with_batch(factor, cut.dim):
         batch_end(str(cut), f"masked_dispatch.first(x, {cut.dim})")
 
 

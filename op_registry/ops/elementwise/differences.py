@@ -1,4 +1,5 @@
-"""Cross product, trapezoids and trace. (diff, gradient and cumulative_trapezoid are served by their decompositions.)
+"""Cross product, trapezoids and trace. (cumulative_trapezoid is served by its decomposition, and so are diff and
+gradient but for batches that know which of their positions are there.)
 
 Law: elementwise on the elements that an output reads. A component of a cross product is valid where the four components
 that it reads are. A trapezoid sums the intervals whose end points are both valid, and is valid as a reduction is: with
@@ -7,16 +8,21 @@ at least one such interval, or if there is no interval at all. A trace is a sum 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    COMPOSITE,
     ELEMENTWISE,
     REDUCTION,
     Along,
     Dense,
     Equation,
+    MaskedSemanticsError,
     Number,
     all_valid,
     as_int8,
@@ -24,6 +30,7 @@ from op_registry.authoring import (
     intersect,
     masked_rule,
     masked_slices,
+    packet_name,
 )
 
 aten = torch.ops.aten
@@ -100,3 +107,65 @@ def end_points(x: Dense, dim: int) -> tuple[Dense, Dense]:
 
 def expanded(validity: Tensor | None, shape: list[int]) -> Tensor | None:
     return None if validity is None else as_int8(validity).expand(shape)
+
+
+# --------------------------------------------------------------------------------- decompositions that read the batch
+
+
+def numbers_positions(x: Tensor, dims: Sequence[int]) -> bool:
+    """Whether a tensor knows along one of these dimensions which of its samples' positions are there."""
+    extent = getattr(x, "_extent", None)
+    return extent is not None and any(extent.numbers(d % x.ndim) for d in dims)
+
+
+@masked_rule(aten.diff.default, category=COMPOSITE)
+def diff(self: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None) -> Any:
+    """torch's decomposition takes a number of positions, which counts in the batch; bounds from the end, which it
+    takes where a batch is padded, are each sample's own.
+    """
+    if not numbers_positions(self, [dim]):
+        return aten.diff.default.decompose(self, n, dim, prepend, append)
+    joined = [t for t in (prepend, self, append) if t is not None]
+    x = torch.cat(joined, dim) if len(joined) > 1 else self
+    for _ in range(n):
+        after, before = aten.slice(x, dim, 1), aten.slice(x, dim, 0, -1)
+        x = after ^ before if x.dtype is torch.bool else after - before
+    return x.clone() if x is self else x
+
+
+@masked_rule(
+    *(getattr(aten.gradient, name) for name in aten.gradient.overloads()),
+    aten.fft_fftshift.default,
+    aten.fft_ifftshift.default,
+    aten.linalg_vander.default,
+    category=COMPOSITE,
+    takes_op=True,
+)
+def of_the_batch(op: OpOverload, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """torch's decomposition, which reads the ends of the batch or counts its size: not each sample's own."""
+    given, instead = _ALONG[packet_name(op)]
+    dims = given(x, {**kwargs, **dict(zip((a.name for a in op._schema.arguments[1:]), args, strict=False))})
+    if numbers_positions(x, dims):
+        raise MaskedSemanticsError(
+            f"{packet_name(op)}: along dimensions {sorted(d % x.ndim for d in dims)} of a tensor of shape "
+            f"{tuple(x.shape)}, which number positions of padded samples, it {instead} Or apply it to each sample "
+            "before they are padded to a batch."
+        )
+    return op.decompose(x, *args, **kwargs)
+
+
+def _given(x: Tensor, named: Mapping[str, Any]) -> Sequence[int]:
+    dim = named.get("dim")
+    return range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+
+
+# The dimensions along which a decomposition reads what is the batch's, and what to do instead.
+_ALONG: Mapping[str, tuple[Callable[[Tensor, Mapping[str, Any]], Sequence[int]], str]] = {
+    "gradient": (_given, "reads the ends of the batch. Inside a sample it is (x[:, 2:] - x[:, :-2]) / 2."),
+    "fft_fftshift": (_given, "rolls by half the size of the batch, not of each sample."),
+    "fft_ifftshift": (_given, "rolls by half the size of the batch, not of each sample."),
+    "linalg_vander": (
+        lambda x, named: [-1] if named.get("N") is None else [],
+        "takes as many powers as the batch has positions: state their number, N=.",
+    ),
+}
