@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from masked_dispatch.seeing.auditor import Auditor, PlainCalls
+from masked_dispatch.seeing.auditor import Auditor, Functions
 from masked_dispatch.seeing.event import Line
 from masked_dispatch.seeing.text import counted
 from masked_dispatch.seeing.watching import recording_calls
@@ -42,6 +42,12 @@ KINDS = {
         "assign to a masked buffer, x.new_empty(shape), or fill first, x.to_tensor(fill)",
     ),
     "batch end": Kind("", "element", ""),  # (the view says it)
+    "table on the grid": Kind(
+        "a plain operand has one value for an index of the batch, and samples begin at other indices",
+        "element",
+        "look it up at masked_dispatch.positions(x, dim), which counts in each sample; or move the samples to the "
+        "front first, masked_dispatch.align(x, dim)",
+    ),
     "rows left out": Kind(
         "a mean left out rows that are there, and wholly invalid",
         "row",
@@ -61,6 +67,17 @@ KINDS = {
         "a sum was divided by the size of its dimension, and has left something out",
         "element",
         "use mean, or divide by x.count(dim)",
+    ),
+    "cut at size": Kind(
+        "cut at a size that counts padding: positions stay that shorter samples alone would not have, and reach a "
+        "result",
+        "element",
+        "leave out the last k of each sample, x[..., :-k]; or x.mask_like(y)",
+    ),
+    "shaped by size": Kind(
+        "a tensor of a size that counts padding is reduced, with elements that shorter samples alone would not have",
+        "element",
+        "count what is there, x.count(dim); or masked_dispatch.mask_like(t, x), for a tensor t of this size",
     ),
 }
 
@@ -153,7 +170,13 @@ def audit() -> Iterator[Audit]:
     "rows left out"    a mean, or a loss, of rows that are there and wholly invalid in part
     "factors differ"   a product of two masked tensors that are there in the same elements, and valid in others
     "plain factor"     a product with a plain tensor of the same shape, that is reduced by itself: Dice, weighted means
-    "divided by size"  a sum that left something out, divided by the size: ``x.sum(1) / x.shape[1]``, ones counted
+    "divided by size"  what left something out, divided by the size: ``x.sum(1) / x.shape[1]``, ones counted
+    "cut at size"      positions that a shorter sample alone would not have: ``conv(x, padding=2)[..., :x.shape[-1]]``
+    "shaped by size"   a tensor made as large as the batch, and reduced: ``torch.ones(x.shape).sum(1)``
+    "table on the grid"  a plain operand with one value for an index, where samples don't begin at 0: ``x + table``
+
+    Numbers taken from sizes of a padded batch, ``x.shape``, ``x.size(1)``, ``x.numel()``, are followed through
+    arithmetic: they are what the batch has, and know what each sample alone would have.
 
     Lines of torch and of this library aren't reported, nor is what happens in backward; calls are looked at where all
     masked tensors are stored densely. Functions of torch.compile run uncompiled. As :func:`trace` does, an audit covers
@@ -163,7 +186,7 @@ def audit() -> Iterator[Audit]:
     found = Audit()
     auditor = Auditor(found._found)
     try:
-        with recording_calls(auditor), PlainCalls(auditor):
+        with recording_calls(auditor), Functions(auditor):
             yield found
     finally:
         found._calls = len(auditor.calls)

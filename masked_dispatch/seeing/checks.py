@@ -16,11 +16,13 @@ from torch import Tensor
 
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.seeing.calls import Call
-from masked_dispatch.seeing.event import Event, Found, Line, Notes, Taken, any_of_row, there_of, valid_of
+from masked_dispatch.seeing.event import Event, Found, Line, Notes, Taken, any_of_row, record_of, there_of, valid_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.extents.factors import Extent, conjunction, factors_of
+from op_registry.bound import Bound
+from op_registry.extents.factors import Extent, Positions, conjunction, factors_of, first_known
 from op_registry.records.dense import Dense
 from op_registry.records.validity import intersect
+from op_registry.resolve import resolve
 
 # --------------------------------------------------------------------------------------------- rows that become invalid
 
@@ -158,7 +160,7 @@ class ValidPadding:
 
 def _said_by(x: MaskedTensor) -> Extent:
     """The extent of a tensor, which the mask doesn't say any more."""
-    return Extent(factors_of(Dense(x._data, x._validity, x._extent)), is_mask=False)
+    return Extent(factors_of(record_of(x)), is_mask=False)
 
 
 def _with_extent(x: Tensor, extent: Extent) -> MaskedTensor:
@@ -168,6 +170,54 @@ def _with_extent(x: Tensor, extent: Extent) -> MaskedTensor:
 
 def _cuts_positions(event: Event, extent: Extent | None) -> bool:
     return extent is not None and extent.numbers(event.named["dim"] % event.operands[0].tensor.ndim)
+
+
+# ---------------------------------------------------------------------------------------------- tables of positions
+
+
+def tables_on_the_grid(event: Event, line: Line) -> Iterator[Found]:
+    """Plain operands along positions, the same for all samples, beside samples whose positions are at other indices.
+
+    Not those along two dimensions in which each sample lies at the same places: tables of differences of positions.
+    """
+    labeled = [(taken, dims) for taken, dims in _labeled(event) if len(dims) == taken.tensor.ndim]
+    elements, places, samples = dict[Any, int](), dict[Any, Tensor](), set[Any]()
+    for taken, dims in labeled:
+        extent = taken.tensor._extent if isinstance(taken.tensor, MaskedTensor) else None
+        known = first_known(extent.factors) if extent is not None else ()
+        numbered = [d for d, along in enumerate(known) if isinstance(along, Positions)]  # (not merged with samples)
+        samples.update(dims[d] for d, along in enumerate(known) if along is not None and d not in numbered)
+        for d in numbered:
+            there = taken.there.movedim(d, -1)
+            moved = there & (there.cumsum(-1) - 1 != torch.arange(there.shape[-1], device=there.device))
+            others = [other - (other > d) for other in numbered if other != d]
+            elements[dims[d]] = max(elements.get(dims[d], 0), int(moved.sum()))
+            places[dims[d]] = there.any(others, keepdim=True) if others else there
+    for taken, dims in labeled:
+        large = [label for label, size in zip(dims, taken.tensor.shape, strict=True) if size > 1]
+        along = [label for label in large if label in places]
+        if not along or taken.is_masked or not samples.isdisjoint(large):
+            continue
+        if len(along) != 2 or not _equal(*[places[label] for label in along]):
+            yield Found("table on the grid", max(elements[label] for label in along))
+
+
+def _labeled(event: Event) -> list[tuple[Taken, Sequence[Any]]]:
+    """The operands with the labels of their dimensions; none if nothing states them, or none of them is plain."""
+    found: list[Sequence[Any]] = []
+    if not event.masked or len(event.masked) == len(event.operands):
+        return []
+    if event.name == "einsum":
+        found = event.named["equation"].replace(" ", "").partition("->")[0].split(",")
+    elif (rule := resolve(event.op).rule) is not None:
+        call = Bound(rule, event.op, event.named)
+        labels = call.labels
+        found = [] if labels is None else [labels.operands.get(name, ()) for name in call.tensors]
+    return list(zip(event.operands, found, strict=True)) if len(found) == len(event.operands) else []
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape[-1] == b.shape[-1] and bool((a == b).all())
 
 
 # ------------------------------------------------------------------------------------------------------ ends of a batch

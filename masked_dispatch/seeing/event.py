@@ -13,10 +13,11 @@ from torch._ops import OpOverload
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from masked_dispatch.seeing.calls import Call
-from masked_dispatch.seeing.counting import mask_of
+from masked_dispatch.seeing.counting import is_countable, mask_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.extents.factors import there
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import has_values
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,23 @@ def valid_of(tensor: Tensor) -> Tensor:
     return mask_of(tensor._validity if isinstance(tensor, MaskedTensor) else None, tensor.shape, tensor)
 
 
+def can_be_read(tensor: Tensor) -> bool:
+    """Whether an audit looks at the tensor: it is stored densely, and has values."""
+    if isinstance(tensor, MaskedTensor):
+        return type(tensor) is MaskedTensor and is_countable(tensor)
+    return has_values(tensor)
+
+
+def record_of(x: MaskedTensor) -> Dense:
+    """The record of a dense tensor."""
+    return Dense(x._data, x._validity, x._extent)
+
+
 def there_of(tensor: Tensor) -> Tensor:
     """bool of the tensor's shape: which positions are there."""
     if not isinstance(tensor, MaskedTensor) or tensor._extent is None:
         return mask_of(None, tensor.shape, tensor)
-    return there(Dense(tensor._data, tensor._validity, tensor._extent))
+    return there(record_of(tensor))
 
 
 def any_of_row(elements: Tensor) -> Tensor:
