@@ -30,6 +30,11 @@ KINDS = {
         "carry the old state where a step is invalid: torch.where(step.get_mask(), new, old); or give what is invalid "
         "a value, to_tensor(fill)",
     ),
+    "window too long": Kind(
+        "a window is longer than samples, and leaves them no position",
+        "row",
+        "pad the samples to the window, F.pad(x, (0, k)); or pool over all of a sample, x.amax(dim)",
+    ),
     "valid padding": Kind(
         "padding became valid",
         "element",
@@ -163,7 +168,9 @@ def audit() -> Iterator[Audit]:
     Kinds of findings, for the caller's line and with the number of elements, or of rows (of the first dimension):
 
     "lost rows"        rows became wholly invalid, though something in them was there and valid: a state that is carried
-                       from step to step, ``last = r[:, t] + last``, or an invalid value broadcast over a row
+                       from step to step, ``last = r[:, t] + last``, and that nothing holds where a step isn't there; or
+                       an invalid value broadcast over a row
+    "window too long"  a window that is longer than a sample leaves it no position: ``F.max_pool1d(x, x.shape[-1])``
     "valid padding"    padding became valid, after `without_extent` or in a plain buffer
     "mask dropped"     an assignment to a plain tensor skipped what is invalid, and :func:`updates` doesn't allow it
     "batch end"        an end of the batch, ``x[:, -1]``, taken where shorter samples have padding
@@ -189,4 +196,5 @@ def audit() -> Iterator[Audit]:
         with recording_calls(auditor), Functions(auditor):
             yield found
     finally:
+        auditor.finish()
         found._calls = len(auditor.calls)

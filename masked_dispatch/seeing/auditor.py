@@ -15,13 +15,14 @@ from masked_dispatch.engine_internals import frames_to_caller
 from masked_dispatch.seeing.checks import (
     DividedSums,
     Factors,
-    LostRows,
     ValidPadding,
     batch_ends,
     rows_left_out,
     tables_on_the_grid,
+    windows_too_long,
 )
 from masked_dispatch.seeing.event import Check, Event, Found, Line, Taken, can_be_read, valid_of
+from masked_dispatch.seeing.lost_rows import LostStates, one_for_many
 from masked_dispatch.seeing.recorder import Open, Recorder, leaves, tensors_of
 from masked_dispatch.seeing.samples_alone import SamplesAlone
 from masked_dispatch.seeing.sizes import Followed, numbers_in, plain_number, size_read, with_each
@@ -39,10 +40,11 @@ class Auditor(Recorder):
     def __init__(self, found: dict[tuple[str, Line, str], tuple[int | None, int]]) -> None:
         super().__init__()
         self.found = found
-        self._rows, self._factors, self._sums = LostRows(self.calls), Factors(), DividedSums()
+        self._states, self._factors, self._sums = LostStates(self.calls), Factors(), DividedSums()
         self._alone = SamplesAlone()
         self._checks: tuple[Check, ...] = (
-            self._rows, ValidPadding(), batch_ends, tables_on_the_grid, rows_left_out, self._factors, self._sums
+            one_for_many, windows_too_long, ValidPadding(), batch_ends, tables_on_the_grid, rows_left_out,
+            self._factors, self._sums,
         )  # fmt: skip
 
     def begin(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Open | None:
@@ -62,11 +64,16 @@ class Auditor(Recorder):
         if not all(map(can_be_read, event.results)):
             return
         with self._counting():
-            self._rows.note(event)
-            line = caller_line(_LOSSES if "reduction" in event.named else _EINSUM if event.name == "einsum" else ())
+            line = caller_line(_through(event))
+            self._states.note(event, line)
             if line is not None:
                 for check in self._checks:
                     self._add(check(event, line), line, event.batch_end)
+
+    def finish(self) -> None:
+        """Add what is known at the end of the block."""
+        for line, rows, calls in self._states.lost():
+            self._add([Found("lost rows", rows)], line, calls=calls)
 
     def mask_dropped(self, invalid: int | None) -> None:
         line = caller_line()
@@ -119,14 +126,14 @@ class Auditor(Recorder):
         if function in _DIVISIONS and isinstance(args[0], Tensor):
             self._add([Found("divided by size", self._sums.divided(args[0], plain_number(args[1])))], line)
 
-    def _add(self, found: Iterable[Found], line: Line, text: str = "") -> None:
+    def _add(self, found: Iterable[Found], line: Line, text: str = "", calls: int = 1) -> None:
         for one in found:
             kind, count = one.kind, one.count
             if count == 0:
                 continue
             key = (kind, line, text if kind == "batch end" else "")
-            before, calls = self.found.get(key, (0, 0))
-            self.found[key] = (None if before is None or count is None else before + count, calls + 1)
+            before, earlier = self.found.get(key, (0, 0))
+            self.found[key] = (None if before is None or count is None else before + count, earlier + calls)
 
     def _is_inside_an_operator(self) -> bool:
         return any(opened.call.kind == "operator" for opened in self._stack.open[:-1])
@@ -208,9 +215,16 @@ _SERVING = (
     "torch_internals", "update_policy", "api.methods", "api.padding", "api.reductions", "api.skipna",
 )  # fmt: skip
 _PARTS_SERVING = tuple(f"masked_dispatch.{part}" for part in _SERVING)
-# Modules of torch whose Python functions make the call that a line asks for, and do nothing else of their own.
-_EINSUM = ("torch.functional",)
-_LOSSES = ("torch.nn.functional", "torch.nn.modules.loss", "torch.nn.modules.module")
+
+
+def _through(event: Event) -> tuple[str, ...]:
+    """Modules of torch whose Python functions make the call that a line asks for, and do nothing else of their own."""
+    if event.name == "einsum":
+        return ("torch.functional",)
+    if "reduction" in event.named:
+        return ("torch.nn.functional", "torch.nn.modules.loss", "torch.nn.modules.module")
+    windows = event.labels is not None and "window" in event.labels.roles.values()
+    return ("torch.nn.functional", "torch.nn.modules.", "torch._jit_internal") if windows else ()
 
 
 def _calls_for_itself(module: str, through: Sequence[str]) -> bool:

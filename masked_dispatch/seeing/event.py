@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -15,9 +15,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from masked_dispatch.seeing.calls import Call
 from masked_dispatch.seeing.counting import is_countable, mask_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.bound import Bound
+from op_registry.dimensions.labels import Labels
 from op_registry.extents.factors import there
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import has_values
+from op_registry.resolve import resolve
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,30 @@ class Event:
     writes: bool
     batch_end: str = ""
     results: list[Tensor] = field(default_factory=list)
+
+    @functools.cached_property
+    def labels(self) -> Labels | None:
+        """The labels of the dimensions of operands and results, if a rule states them."""
+        rule = resolve(self.op).rule
+        return None if rule is None else Bound(rule, self.op, self.named).labels
+
+    @functools.cached_property
+    def dims(self) -> list[Sequence[Any]]:
+        """The labels of the dimensions of each operand; none if no rule states them."""
+        if self.name == "einsum":
+            letters: list[Sequence[Any]] = self.named["equation"].replace(" ", "").partition("->")[0].split(",")
+            return letters if len(letters) == len(self.operands) else []
+        found: list[Sequence[Any]] = [] if self.labels is None else [*self.labels.operands.values()]
+        return found if len(found) == len(self.operands) else []
+
+    def dim_in_result(self, taken: Taken, dim: int, number: int) -> int | None:
+        """The dimension of a result that is this one of an operand (of numbers, the first); None if nobody knows."""
+        ndim = self.results[number].ndim
+        if self.labels is None or not ndim or not self.dims:
+            return dim if ndim == taken.tensor.ndim else None
+        label = self.dims[next(i for i, t in enumerate(self.operands) if t is taken)][dim : dim + 1]
+        labels = self.labels.results[number] if number < len(self.labels.results) else ()
+        return next((d for d, other in enumerate(labels) if (other,) == tuple(label)), None)
 
     @property
     def masked(self) -> list[Taken]:
