@@ -30,6 +30,11 @@ KINDS = {
         "carry the old state where a step is invalid: torch.where(step.get_mask(), new, old); or give what is invalid "
         "a value, to_tensor(fill)",
     ),
+    "stacked state": Kind(
+        "a state was stacked with steps that are not there, and goes on past the end of its sample",
+        "row",
+        "carry the old state where a step is invalid: torch.where(step.get_mask(), new, old)",
+    ),
     "window too long": Kind(
         "a window is longer than samples, and leaves them no position",
         "row",

@@ -72,8 +72,8 @@ class Auditor(Recorder):
 
     def finish(self) -> None:
         """Add what is known at the end of the block."""
-        for line, rows, calls in self._states.lost():
-            self._add([Found("lost rows", rows)], line, calls=calls)
+        for kind, line, rows, calls in self._states.found():
+            self._add([Found(kind, rows)], line, calls=calls)
 
     def mask_dropped(self, invalid: int | None) -> None:
         line = caller_line()

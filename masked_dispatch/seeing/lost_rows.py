@@ -24,8 +24,15 @@ _TOLD = {"movement", "indexing", "choice", "assignment", "factory", "plumbing", 
 _HOLDING = {"choice", "recurrent"}
 
 
+# What has happened to rows of a state: its kind of finding.
+LOST, WENT_ON = "lost rows", "stacked state"
+
+
+Key = tuple[str, Line, int]
+
+
 class Loss(NamedTuple):
-    """How often each row has been lost by the calls of a line, and by how many of them."""
+    """How often each row has been lost, or gone on, in the calls of a line, and in how many of them."""
 
     times: Tensor
     calls: int
@@ -39,11 +46,11 @@ class Loss(NamedTuple):
 class Carried:
     """The rows that a tensor lacks along a dimension because they were lost; and whether that has gone on to another.
 
-    lost  by line, and the number of the first call that lost them
+    lost  by kind, line, and the number of the first call that lost them (or stacked them with a step past their end)
     """
 
     dim: int
-    lost: dict[tuple[Line, int], Loss] = field(default_factory=dict)
+    lost: dict[Key, Loss] = field(default_factory=dict)
     went_on: bool = False
 
 
@@ -70,8 +77,9 @@ class LostStates:
             for number, result in enumerate(event.results):
                 dim = event.dim_in_result(taken, carried.dim, number)
                 if isinstance(result, MaskedTensor) and dim is not None:
-                    still = _still_lost(carried.lost, ~_rows(valid_of(result), dim))
-                    carried.went_on |= bool(still) or event.category in _HOLDING
+                    holds = event.category in _HOLDING
+                    still = _still_lost(carried.lost, ~_rows(valid_of(result), dim), holds)
+                    carried.went_on |= bool(still) or holds
                     lost = made.setdefault(number, Carried(dim)).lost
                     for key, loss in still.items():
                         lost[key] = loss.or_more(lost.get(key, loss))
@@ -84,14 +92,14 @@ class LostStates:
                 self._carried.append(found)
         self._carried = [found for found in self._carried if not found.went_on]
 
-    def lost(self) -> Iterator[tuple[Line, int, int]]:
-        """The lines that have lost rows for good: how many rows, in how many calls."""
-        found: dict[tuple[Line, int], tuple[int, int]] = {}
+    def found(self) -> Iterator[tuple[str, Line, int, int]]:
+        """The lines that have lost rows for good, or went on past their end: how many rows, in how many calls."""
+        found: dict[Key, tuple[int, int]] = {}
         for carried in self._carried:
             for key, loss in carried.lost.items():
                 found[key] = max(found.get(key, (0, 0)), (int(loss.times.sum()), loss.calls))
-        for (line, _), (rows, calls) in found.items():
-            yield line, rows, calls
+        for (kind, line, _), (rows, calls) in found.items():
+            yield kind, line, rows, calls
 
     def _lose(self, event: Event, line: Line, made: dict[int, Carried]) -> None:
         """Note the rows that a call has lost, if a state is carried to it from an earlier call at its line."""
@@ -108,14 +116,21 @@ class LostStates:
         if dim is None:
             return
         gone = ~_rows(valid_of(result), dim)
-        rows = [_rows(taken.valid, own[id(taken)]) for taken, d in zip(operands, dims, strict=True) if d == dim]
-        lost = functools.reduce(torch.bitwise_or, [each for each in rows if len(each) == len(gone)], ~gone) & gone
-        if not bool(lost.any()) or not self._descends(event.call, earlier):
+        parts = [
+            (_rows(t.valid, own[id(t)]), _rows(t.there, own[id(t)]))
+            for t, d in zip(operands, dims, strict=True)
+            if d == dim
+        ]
+        parts = [part for part in parts if len(part[0]) == len(gone)]
+        some = functools.reduce(torch.bitwise_or, [valid for valid, _ in parts], torch.zeros_like(gone))
+        whole = functools.reduce(torch.bitwise_and, [there for _, there in parts], torch.ones_like(gone))
+        kind, rows = (WENT_ON, some & ~whole & ~gone) if event.name == "stack" else (LOST, some & gone)
+        if not bool(rows.any()) or not self._descends(event.call, earlier):
             return
         carried = made.setdefault(0, Carried(dim))
-        key = next((key for key in carried.lost if key[0] == line), (line, event.call.number))
-        before = carried.lost.get(key, Loss(torch.zeros_like(lost, dtype=torch.int64), 0))
-        carried.lost[key] = Loss(before.times + lost, before.calls + 1)
+        key = next((key for key in carried.lost if key[:2] == (kind, line)), (kind, line, event.call.number))
+        before = carried.lost.get(key, Loss(torch.zeros_like(rows, dtype=torch.int64), 0))
+        carried.lost[key] = Loss(before.times + rows, before.calls + 1)
 
     def _descends(self, call: Call, earlier: set[int]) -> bool:
         """Whether an operand of the call has been computed of one of the earlier calls."""
@@ -131,8 +146,12 @@ class LostStates:
         return False
 
 
-def _still_lost(lost: Mapping[tuple[Line, int], Loss], gone: Tensor) -> dict[tuple[Line, int], Loss]:
-    kept = {key: Loss(loss.times * gone, loss.calls) for key, loss in lost.items() if len(loss.times) == len(gone)}
+def _still_lost(lost: Mapping[Key, Loss], gone: Tensor, holds: bool) -> dict[Key, Loss]:
+    """What is still so of a result whose rows are `gone`; holds: of what went on, the step before is held."""
+    kept = dict[Key, Loss]()
+    for key, loss in lost.items():
+        if len(loss.times) == len(gone) and not (holds and key[0] == WENT_ON):
+            kept[key] = Loss(loss.times * (gone if key[0] == LOST else ~gone), loss.calls)
     return {key: loss for key, loss in kept.items() if bool(loss.times.any())}
 
 
