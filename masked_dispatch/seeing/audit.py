@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from masked_dispatch.seeing.auditor import Auditor, PlainCalls
+from masked_dispatch.seeing.auditor import Auditor, Functions
 from masked_dispatch.seeing.event import Line
 from masked_dispatch.seeing.text import counted
 from masked_dispatch.seeing.watching import recording_calls
@@ -30,6 +30,16 @@ KINDS = {
         "carry the old state where a step is invalid: torch.where(step.get_mask(), new, old); or give what is invalid "
         "a value, to_tensor(fill)",
     ),
+    "stacked state": Kind(
+        "a state was stacked with steps that are not there, and goes on past the end of its sample",
+        "row",
+        "carry the old state where a step is invalid: torch.where(step.get_mask(), new, old)",
+    ),
+    "window too long": Kind(
+        "a window is longer than samples, and leaves them no position",
+        "row",
+        "pad the samples to the window, F.pad(x, (0, k)); or pool over all of a sample, x.amax(dim)",
+    ),
     "valid padding": Kind(
         "padding became valid",
         "element",
@@ -42,6 +52,12 @@ KINDS = {
         "assign to a masked buffer, x.new_empty(shape), or fill first, x.to_tensor(fill)",
     ),
     "batch end": Kind("", "element", ""),  # (the view says it)
+    "table on the grid": Kind(
+        "a plain operand has one value for an index of the batch, and samples begin at other indices",
+        "element",
+        "look it up at masked_dispatch.positions(x, dim), which counts in each sample; or move the samples to the "
+        "front first, masked_dispatch.align(x, dim)",
+    ),
     "rows left out": Kind(
         "a mean left out rows that are there, and wholly invalid",
         "row",
@@ -61,6 +77,17 @@ KINDS = {
         "a sum was divided by the size of its dimension, and has left something out",
         "element",
         "use mean, or divide by x.count(dim)",
+    ),
+    "cut at size": Kind(
+        "cut at a size that counts padding: positions stay that shorter samples alone would not have, and reach a "
+        "result",
+        "element",
+        "leave out the last k of each sample, x[..., :-k]; or x.mask_like(y)",
+    ),
+    "shaped by size": Kind(
+        "a tensor of a size that counts padding is reduced, with elements that shorter samples alone would not have",
+        "element",
+        "count what is there, x.count(dim); or masked_dispatch.mask_like(t, x), for a tensor t of this size",
     ),
 }
 
@@ -146,14 +173,22 @@ def audit() -> Iterator[Audit]:
     Kinds of findings, for the caller's line and with the number of elements, or of rows (of the first dimension):
 
     "lost rows"        rows became wholly invalid, though something in them was there and valid: a state that is carried
-                       from step to step, ``last = r[:, t] + last``, or an invalid value broadcast over a row
+                       from step to step, ``last = r[:, t] + last``, and that nothing holds where a step isn't there; or
+                       an invalid value broadcast over a row
+    "window too long"  a window that is longer than a sample leaves it no position: ``F.max_pool1d(x, x.shape[-1])``
     "valid padding"    padding became valid, after `without_extent` or in a plain buffer
     "mask dropped"     an assignment to a plain tensor skipped what is invalid, and :func:`updates` doesn't allow it
     "batch end"        an end of the batch, ``x[:, -1]``, taken where shorter samples have padding
     "rows left out"    a mean, or a loss, of rows that are there and wholly invalid in part
     "factors differ"   a product of two masked tensors that are there in the same elements, and valid in others
     "plain factor"     a product with a plain tensor of the same shape, that is reduced by itself: Dice, weighted means
-    "divided by size"  a sum that left something out, divided by the size: ``x.sum(1) / x.shape[1]``, ones counted
+    "divided by size"  what left something out, divided by the size: ``x.sum(1) / x.shape[1]``, ones counted
+    "cut at size"      positions that a shorter sample alone would not have: ``conv(x, padding=2)[..., :x.shape[-1]]``
+    "shaped by size"   a tensor made as large as the batch, and reduced: ``torch.ones(x.shape).sum(1)``
+    "table on the grid"  a plain operand with one value for an index, where samples don't begin at 0: ``x + table``
+
+    Numbers taken from sizes of a padded batch, ``x.shape``, ``x.size(1)``, ``x.numel()``, are followed through
+    arithmetic: they are what the batch has, and know what each sample alone would have.
 
     Lines of torch and of this library aren't reported, nor is what happens in backward; calls are looked at where all
     masked tensors are stored densely. Functions of torch.compile run uncompiled. As :func:`trace` does, an audit covers
@@ -163,7 +198,8 @@ def audit() -> Iterator[Audit]:
     found = Audit()
     auditor = Auditor(found._found)
     try:
-        with recording_calls(auditor), PlainCalls(auditor):
+        with recording_calls(auditor), Functions(auditor):
             yield found
     finally:
+        auditor.finish()
         found._calls = len(auditor.calls)

@@ -8,90 +8,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.autograd.dense import wrap_record
-from masked_dispatch.seeing.calls import Call
-from masked_dispatch.seeing.event import Event, Found, Line, Notes, Taken, any_of_row, there_of, valid_of
+from masked_dispatch.seeing.event import Event, Found, Line, Notes, Taken, any_of_row, record_of, there_of, valid_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.extents.factors import Extent, conjunction, factors_of
+from op_registry.extents.factors import Extent, Positions, conjunction, factors_of, first_known
 from op_registry.records.dense import Dense
 from op_registry.records.validity import intersect
-
-# --------------------------------------------------------------------------------------------- rows that become invalid
-
-
-class LostRows:
-    """Rows that an elementwise call makes invalid altogether, though something in them was valid.
-
-    A row that one operand of the same shape lacks isn't reported, as of a prediction and a partly missing target, nor
-    one that `torch.where` gives back its old value. Reported is a row that stays lost: it comes, invalid all the way,
-    from an earlier call at this line, and another operand has it, or had it when it was lost. And a row of several
-    elements that meets one that is there and invalid.
-    """
-
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls = calls
-        # For calls whose result has wholly invalid rows: which; the operator and line; and which of them got lost.
-        self._gone: dict[int, Tensor] = {}
-        self._lines: dict[int, tuple[str, Line]] = {}
-        self._lost: dict[int, Tensor] = {}
-
-    def note(self, event: Event) -> None:
-        """Note the rows of a call at whatever line, also torch's own."""
-        if event.result is not None and event.result.numel():
-            gone = ~any_of_row(valid_of(event.result))
-            if bool(gone.any()):
-                self._gone[event.call.number] = gone
-
-    def __call__(self, event: Event, line: Line) -> Iterator[Found]:
-        number, here = event.call.number, (event.name, line)
-        gone, result = self._gone.get(number), event.result
-        if gone is None or result is None or event.category != "elementwise":
-            return
-        self._lines[number] = here
-        masked = [(t, o) for t, o in zip(event.operands, event.call.operands, strict=True) if t.is_masked]
-        rows = [any_of_row(taken.valid.expand(result.shape)) for taken, _ in masked]
-        lost = functools.reduce(torch.bitwise_or, rows) & gone
-        stay, before = torch.zeros_like(gone), 0
-        for (taken, operand), there_is in zip(masked, rows, strict=True):
-            if _is_one_for_many(taken, result.shape):
-                stay |= lost & ~there_is & any_of_row(taken.there.expand(result.shape))
-            for earlier, carried in self._carried(operand.source, here, ~there_is):
-                stay |= lost & carried
-                since = self._lost.pop(earlier, torch.zeros_like(gone))
-                before += int((since & carried).sum())
-        self._lost[number] = lost & ~stay
-        yield Found("lost rows", before + int(stay.sum()))
-
-    def _carried(self, sources: Iterable[int], here: tuple[str, Line], rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Earlier calls of the operator at this line, with those of `rows` that are invalid all the way from there."""
-        ahead, seen = [(source, rows) for source in sources], dict[int, Tensor]()
-        while ahead:
-            number, wanted = ahead.pop()
-            gone = self._gone.get(number)
-            if gone is None or gone.shape != rows.shape or self._calls[number].backward:
-                continue
-            known = seen.get(number, torch.zeros_like(rows))
-            wanted = wanted & gone & ~known
-            if not bool(wanted.any()):
-                continue
-            seen[number] = known | wanted
-            if self._lines.get(number) == here:
-                yield number, wanted
-            else:
-                ahead += [(s, wanted) for operand in self._calls[number].operands for s in operand.source]
-
-
-def _is_one_for_many(taken: Taken, shape: Sequence[int]) -> bool:
-    """Whether an element of an operand meets several of a row of this shape."""
-    own = taken.tensor.shape
-    return math.prod(own[1:] if len(own) == len(shape) else own) < math.prod(shape[1:])
-
 
 # ------------------------------------------------------------------------------------------- padding that becomes valid
 
@@ -158,7 +86,7 @@ class ValidPadding:
 
 def _said_by(x: MaskedTensor) -> Extent:
     """The extent of a tensor, which the mask doesn't say any more."""
-    return Extent(factors_of(Dense(x._data, x._validity, x._extent)), is_mask=False)
+    return Extent(factors_of(record_of(x)), is_mask=False)
 
 
 def _with_extent(x: Tensor, extent: Extent) -> MaskedTensor:
@@ -168,6 +96,55 @@ def _with_extent(x: Tensor, extent: Extent) -> MaskedTensor:
 
 def _cuts_positions(event: Event, extent: Extent | None) -> bool:
     return extent is not None and extent.numbers(event.named["dim"] % event.operands[0].tensor.ndim)
+
+
+# ------------------------------------------------------------------------------------------------------------ windows
+
+
+def windows_too_long(event: Event, line: Line) -> Iterator[Found]:
+    """Windows that are longer than a sample, which is not there any more."""
+    if event.result is None or event.labels is None or "window" not in event.labels.roles.values():
+        return
+    taken = event.masked[0]
+    rows = event.dim_in_result(taken, 0, 0)
+    if rows == 0 and taken.tensor.ndim and len(taken.tensor) == len(event.result):
+        yield Found("window too long", int((any_of_row(taken.valid) & ~any_of_row(there_of(event.result))).sum()))
+
+
+# ---------------------------------------------------------------------------------------------- tables of positions
+
+
+def tables_on_the_grid(event: Event, line: Line) -> Iterator[Found]:
+    """Plain operands along positions, the same for all samples, beside samples whose positions are at other indices.
+
+    Not those along two dimensions in which each sample lies at the same places: tables of differences of positions.
+    """
+    if len(event.masked) == len(event.operands) or not event.dims:
+        return
+    labeled = [pair for pair in zip(event.operands, event.dims, strict=True) if len(pair[1]) == pair[0].tensor.ndim]
+    elements, places, samples = dict[Any, int](), dict[Any, Tensor](), set[Any]()
+    for taken, dims in labeled:
+        extent = taken.tensor._extent if isinstance(taken.tensor, MaskedTensor) else None
+        known = first_known(extent.factors) if extent is not None else ()
+        numbered = [d for d, along in enumerate(known) if isinstance(along, Positions)]  # (not merged with samples)
+        samples.update(dims[d] for d, along in enumerate(known) if along is not None and d not in numbered)
+        for d in numbered:
+            there = taken.there.movedim(d, -1)
+            moved = there & (there.cumsum(-1) - 1 != torch.arange(there.shape[-1], device=there.device))
+            others = [other - (other > d) for other in numbered if other != d]
+            elements[dims[d]] = max(elements.get(dims[d], 0), int(moved.sum()))
+            places[dims[d]] = there.any(others, keepdim=True) if others else there
+    for taken, dims in labeled:
+        large = [label for label, size in zip(dims, taken.tensor.shape, strict=True) if size > 1]
+        along = [label for label in large if label in places]
+        if not along or taken.is_masked or not samples.isdisjoint(large):
+            continue
+        if len(along) != 2 or not _equal(*[places[label] for label in along]):
+            yield Found("table on the grid", max(elements[label] for label in along))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape[-1] == b.shape[-1] and bool((a == b).all())
 
 
 # ------------------------------------------------------------------------------------------------------ ends of a batch

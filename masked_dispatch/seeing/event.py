@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -13,10 +13,14 @@ from torch._ops import OpOverload
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from masked_dispatch.seeing.calls import Call
-from masked_dispatch.seeing.counting import mask_of
+from masked_dispatch.seeing.counting import is_countable, mask_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.bound import Bound
+from op_registry.dimensions.labels import Labels
 from op_registry.extents.factors import there
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import has_values
+from op_registry.resolve import resolve
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,30 @@ class Event:
     batch_end: str = ""
     results: list[Tensor] = field(default_factory=list)
 
+    @functools.cached_property
+    def labels(self) -> Labels | None:
+        """The labels of the dimensions of operands and results, if a rule states them."""
+        rule = resolve(self.op).rule
+        return None if rule is None else Bound(rule, self.op, self.named).labels
+
+    @functools.cached_property
+    def dims(self) -> list[Sequence[Any]]:
+        """The labels of the dimensions of each operand; none if no rule states them."""
+        if self.name == "einsum":
+            letters: list[Sequence[Any]] = self.named["equation"].replace(" ", "").partition("->")[0].split(",")
+            return letters if len(letters) == len(self.operands) else []
+        found: list[Sequence[Any]] = [] if self.labels is None else [*self.labels.operands.values()]
+        return found if len(found) == len(self.operands) else []
+
+    def dim_in_result(self, taken: Taken, dim: int, number: int) -> int | None:
+        """The dimension of a result that is this one of an operand (of numbers, the first); None if nobody knows."""
+        ndim = self.results[number].ndim
+        if self.labels is None or not ndim or not self.dims:
+            return dim if ndim == taken.tensor.ndim else None
+        label = self.dims[next(i for i, t in enumerate(self.operands) if t is taken)][dim : dim + 1]
+        labels = self.labels.results[number] if number < len(self.labels.results) else ()
+        return next((d for d, other in enumerate(labels) if (other,) == tuple(label)), None)
+
     @property
     def masked(self) -> list[Taken]:
         return [taken for taken in self.operands if taken.is_masked]
@@ -97,11 +125,23 @@ def valid_of(tensor: Tensor) -> Tensor:
     return mask_of(tensor._validity if isinstance(tensor, MaskedTensor) else None, tensor.shape, tensor)
 
 
+def can_be_read(tensor: Tensor) -> bool:
+    """Whether an audit looks at the tensor: it is stored densely, and has values."""
+    if isinstance(tensor, MaskedTensor):
+        return type(tensor) is MaskedTensor and is_countable(tensor)
+    return has_values(tensor)
+
+
+def record_of(x: MaskedTensor) -> Dense:
+    """The record of a dense tensor."""
+    return Dense(x._data, x._validity, x._extent)
+
+
 def there_of(tensor: Tensor) -> Tensor:
     """bool of the tensor's shape: which positions are there."""
     if not isinstance(tensor, MaskedTensor) or tensor._extent is None:
         return mask_of(None, tensor.shape, tensor)
-    return there(Dense(tensor._data, tensor._validity, tensor._extent))
+    return there(record_of(tensor))
 
 
 def any_of_row(elements: Tensor) -> Tensor:
