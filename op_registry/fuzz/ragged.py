@@ -26,11 +26,22 @@ def side_of(source: Source, seed: int) -> str:
     return random.Random(f"side {seed} {source.seed}").choice(SIDES) if own else side
 
 
-def lengths(source: Source, axis: str, seed: int) -> list[int]:
-    """The length of each sample along an axis; in half of the programs, some have length 0."""
-    rng = random.Random(f"{axis} {seed}")
-    most = source.shape[source.axes.index(axis)]
-    return [rng.randint(seed % 2, most) for _ in range(source.shape[0])]
+def lengths(source: Source, seed: int) -> list[tuple[int, ...]]:
+    """The sizes of each sample; in half of the programs, some have length 0.
+
+    (Of a sample without positions along one of two dimensions, no boolean tells how many it has along the other: none.)
+    """
+    columns = []
+    for axis, most in zip(source.axes[1:], source.shape[1:], strict=True):
+        rng = random.Random(f"{axis} {seed}")
+        counts = isinstance(axis, str)
+        columns.append([rng.randint(seed % 2, most) if counts else most for _ in range(source.shape[0])])
+    found = zip(*columns, strict=True) if columns else [()] * source.shape[0]
+    letters = [isinstance(axis, str) for axis in source.axes[1:]]
+    return [
+        tuple(0 if letter and 0 in sizes else size for letter, size in zip(letters, sizes, strict=True))
+        for sizes in found
+    ]
 
 
 Place = tuple[slice, ...]
@@ -40,10 +51,9 @@ def places(source: Source, seed: int) -> list[Place]:
     """Where each sample lies in the batch."""
     side = side_of(source, seed)
     found = []
-    for row in range(source.shape[0]):
+    for sizes in lengths(source, seed):
         place = []
-        for axis, size in zip(source.axes[1:], source.shape[1:], strict=True):
-            length = lengths(source, axis, seed)[row] if isinstance(axis, str) else size
+        for length, size in zip(sizes, source.shape[1:], strict=True):
             start = {"right": 0, "left": size - length, "centre": (size - length) // 2}[side]
             place.append(slice(start, start + length))
         found.append(tuple(place))
