@@ -13,7 +13,9 @@ generating.py   a program from a seed
 running.py      runs a program, and keeps its values, gradients and errors
 laws.py         P1, P3, P6, and compiled against eager
 ragged.py       samples of different sizes, and the padded batch of them
-padded_steps.py  steps that are the same for a batch and for a sample
+padded_steps.py  steps that are the same for a batch and for a sample: the table of lines
+idioms.py       what models do in more than a line, as functions that these lines call
+padded_programs.py  a program on padded batches from a seed
 padding.py      P9: programs on padded batches
 shrinking.py    a smaller program that breaks the law in the same way
 snippets.py     a program as Python code that runs by itself

@@ -12,7 +12,10 @@
 {K}, {S}, {P}      kernel, stride and padding of a window
 {ceil}, {counted}  True or False
 {C}, {F}, {O}      the sizes of dimension 1 and of the last dimension, and a new number of features
+{F4}               {F} and 4
 {ones}             a plain tensor like the first operand, of size 1 along {d}
+{row}              what is made of a sample `r` without its dimension of samples
+{reduce}           sum, mean or amax
 
 If torch refuses a line for its operands' sizes, another one is drawn, so a line need not fit every operand.
 """
@@ -22,10 +25,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 # Groups of lines: how often a group is drawn, a pattern of the dimensions after the batch that its operand has (r if
-# samples differ in it, f for features), and its lines.
+# samples differ in it, f for features), and its lines. Those of a group with ^ count positions in the batch, and those
+# with ~ differences of positions: they are the same for a sample only if samples have no gaps, and (^) begin at 0.
 LINES = """
 2 .* {0}.tanh() | {0} * {0} * 0.3 + 1 | torch.where({0} > 0, {0}, 0.1 * {0}) | F.gelu({0})
 2 .*r.* {0} + {0}.sum({r}, keepdim=True) | {0} + {0}.mean({r}, keepdim=True) | {0} + {0}.amax({r}, keepdim=True)
@@ -56,6 +61,117 @@ LINES = """
 1 fr {0} * F.linear({0}.mean(2), {w:C,C}).sigmoid().unsqueeze(2)
 1 r|.r|r. {0}.unfold({r}, 2, 1)
 """
+# Samples taken apart, worked on and joined again.
+LINES += """
+3 .* torch.stack([{row} for r in {0}]) | torch.cat([({row})[None] for r in {0}])
+    | torch.stack([{row} for r in {0}.unbind(0)]) | torch.vstack([({row})[None] for r in {0}])
+    | torch.stack([{0}[b].tanh() for b in range({0}.shape[0])])
+    | torch.cat([{0}[b : b + 1].tanh() for b in range({0}.shape[0])])
+    | torch.cat([{0}[b : b + 1].squeeze(0).tanh()[None] for b in range({0}.shape[0])])
+    | torch.cat([{0}[0][None], {0}[1:]]) | torch.cat([s * 0.5 for s in {0}.split(1)])
+    | torch.utils.data.default_collate(list({0}))
+"""
+# Steps taken apart and joined again, and loops over them.
+LINES += """
+3 rf torch.stack([s.tanh() for s in {0}.unbind(1)], 1) | torch.stack([{0}[:, t] for t in range({0}.shape[1])], 1)
+    | torch.stack({0}.unbind(1), 1).{reduce}(1) | torch.stack([{w:F}.expand({0}.shape[0], -1), *{0}.unbind(1)], 1)
+    | torch.cat([{0}[:, t : t + 1] * 2 for t in range({0}.shape[1])], 1) | torch.cat({0}.split(2, 1), 1)
+    | {0}[:, :2].sum(1) + {0}[:, 2:].sum(1)
+1^ rf torch.stack([{0}[:, 0] + {0}[:, 1], {0}[:, 1].tanh()], 1)
+    | torch.stack([{0}[:, 1] + {0}[:, 2], {0}[:, 2].tanh()], 1).mean(1)
+    | F.linear(torch.stack([{0}[:, 2] + {0}[:, 3], {0}[:, 3] * 2], 2), {w:3,2})
+2^ rf idioms.recurrence({0}, {w:4,F4}) | idioms.decayed({0})
+4 rf torch.stack(idioms.states("gru", {0}, {w:12,F}, {w:12,4}), 1)
+    | torch.stack(idioms.states("lstm", {0}, {w:16,F}, {w:16,4}), 1)
+    | idioms.states("rnn_tanh", {0}, {w:4,F}, {w:4,4})[-1] | idioms.states("gru", {0}, {w:12,F}, {w:12,4}, True)[0]
+    | torch.stack([F.linear(h, {w:3,4}).tanh() for h in idioms.states("rnn_tanh", {0}, {w:4,F}, {w:4,4})], 1)
+    | torch.stack([h for _, h in idioms.two_layers({0}, {w:4,F}, {w:4,4}, {w:4,4}, {w:4,4})], 1)
+    | idioms.two_layers({0}, {w:4,F}, {w:4,4}, {w:4,4}, {w:4,4})[-1][1]
+    | torch.stack(idioms.two_layers({0}, {w:4,F}, {w:4,4}, {w:4,4}, {w:4,4})[-1], 1)
+2 rf torch.stack([idioms.states("gru", {0}, w, u, back)[-1 + back] for w, u, back in (({w:12,F}, {w:12,4}, False),
+    ({w:12,F}, {w:12,4}, True))], 1)
+    | torch.cat([idioms.states("rnn_tanh", {0}, w, u, back)[-1 + back] for w, u, back in (({w:4,F}, {w:4,4}, False),
+    ({w:4,F}, {w:4,4}, True))], -1)
+    | torch.cat([torch.stack(idioms.states("rnn_tanh", {0}, w, u, back), 1) for w, u, back in
+    (({w:4,F}, {w:4,4}, False), ({w:4,F}, {w:4,4}, True))], -1)
+2 rf torch.stack(idioms.held({0}, {w:4,F}, {w:4,4}), 1) | idioms.held({0}, {w:4,F}, {w:4,4})[-1]
+1 rf torch.gru({0}, torch.zeros(1, {0}.shape[0], 4, dtype={0}.dtype), [{w:12,F}, {w:12,4}], False, 1, 0.0, False, False,
+    True)[0]
+    | torch.gru({0}, torch.zeros(2, {0}.shape[0], 4, dtype={0}.dtype), [{w:12,F}, {w:12,4}, {w:12,F}, {w:12,4}], False,
+    1, 0.0, False, True, True)[1].transpose(0, 1)
+"""
+# What takes its shape from a tensor; reshapes beside what they come from; tokens joined to steps; selections.
+LINES += """
+2 .*r.* {0}.{reduce}({r}, keepdim=True).expand_as({0}) | {0}.{reduce}({r}, keepdim=True).expand_as({0}).sum({r})
+    | torch.broadcast_tensors({0}.{reduce}({r}, keepdim=True), {0})[0].softmax({r})
+1 .*rf {w:F}.expand_as({0})
+1 rf {0}.unflatten(2, (2, -1)).flatten(1, 2) @ {0}.unflatten(2, (2, -1)).flatten(1, 2).mT
+    | {0}.flatten(1) * {0}.tanh().flatten(1) | {0} @ {0}.flatten(1).view({0}.shape).mT
+1 rf idioms.attended({0}, {w:1,F})[:, 0] | idioms.attended({0}, {w:1,F})[:, 1:]
+    | idioms.attended({0}, {w:1,F}, {w:2,F})[:, 1:-2] | idioms.attended({0}, {w:3,F}).mean(1)
+1 rf torch.cat([{0}, F.linear({0}.{reduce}(1), {w:3,F}).unsqueeze(1).expand(-1, {0}.shape[1], -1)], -1)
+    | torch.cat([{0}, {w:3}.expand(*{0}.shape[:2], 3)], -1)
+1 .*f {0}[..., [0, -1]] | {0}.index_select({0}.ndim - 1, torch.tensor([0, 0])) | {0}[..., torch.arange({F}) % 2 == 0]
+    | torch.cat([p.tanh() for p in {0}.chunk(2, -1)], -1)
+1 .+ {0}.gather({d}, {0}.argmax({d}, keepdim=True)) | {0}.gather({d}, {0}.argsort(dim={d}, stable=True))
+    | {0}.masked_fill({0} > {0}.mean({d}, keepdim=True), 0.1) | {0}.detach().topk(1, {d})[0]
+    | torch.where({0} == {0}.amax({d}, keepdim=True), {0}, 0.0) | idioms.chosen({0}, {0} > 0, torch.tanh)
+1^ .*r.* {0}[{before}[0, 0, 1]] | {0}.index_select({r}, torch.tensor([1, 0])) | {0}.narrow({r}, 0, 1)
+"""
+# In place, and out=.
+LINES += """
+2 .+ {0}.clone().mul_(0.5) | {0}.clone().masked_fill_({0} > 0.5, -0.2) | {0}.clone().add_({0}, alpha=0.3).clamp_(min=-1)
+    | {0}.clone().cumsum_({d}) | {0}.clone().copy_({0} * 2) | {0}.clone().sub_({0}.mean({d}, keepdim=True))
+    | torch.zeros_like({0}).add_({0}) | {0}.clone().addcmul_({0}, {0}, value=0.2)
+1 .+ torch.mul({0}.detach(), 0.5, out=torch.empty_like({0})) | torch.exp({0}.detach(), out=torch.zeros_like({0}))
+    | torch.cumsum({0}.detach(), {d}, out=torch.empty_like({0}))
+    | torch.sum({0}.detach(), {d}, keepdim=True, out={0}.new_empty({0}.sum({d}, keepdim=True).shape))
+2 .*r.* idioms.written({0}, idioms.at[{before}{k}:-1], 0.5) | idioms.written({0}, idioms.at[{before}:-{k}], 0.5)
+    | idioms.written({0}, idioms.at[{before}1:], {0}[{before}:-1]) | idioms.scaled({0}, idioms.at[{before}{k}:-1])
+    | idioms.written({0}, idioms.at[{before}:-1], {0}[{before}1:])
+1 .*f idioms.written({0}, idioms.at[..., 0], 0.3) | idioms.written({0}, idioms.at[..., :1], {0}[..., -1:] * 2)
+    | idioms.scaled({0}, idioms.at[..., 0]) | idioms.written({0}, {0} > 0.5, 0.1)
+    | idioms.written({0}, idioms.at[..., 0], {0}.mean(-1))
+2 rf idioms.filled(torch.zeros_like({0}), [s.tanh() for s in {0}.unbind(1)])
+    | idioms.filled(torch.empty_like({0}), {0}.unbind(1)) | idioms.filled({0}.new_zeros({0}.shape), {0}.unbind(1))
+    | idioms.filled({0}.new_zeros(*{0}.shape[:2], 4), idioms.states("gru", {0}, {w:12,F}, {w:12,4}))
+"""
+# What models do beside that: statistics joined to steps, tables of differences, shifts, gates, normalisations.
+LINES += """
+2~ rf ({0} @ {0}.mT).masked_fill(idioms.differences({0}) < 0, -1e9).softmax(-1) @ {0}
+    | ({0} @ {0}.mT - idioms.differences({0}).abs()).softmax(-1) @ {0}
+    | ({0} @ {0}.mT).masked_fill(idioms.differences({0}).abs() > 1, -1e9).softmax(-1)
+    | ({0} @ {0}.mT + F.embedding(idioms.differences({0}).abs().clamp(max=2), {w:3,1}).squeeze(-1)).softmax(-1)
+    | F.scaled_dot_product_attention({0}, {0}, {0}, is_causal=True)
+2 rf idioms.graph_convolution({0}) | idioms.additive_attention({0}, {w:F}, {w:F})
+    | ({0} @ {0}.mT).sigmoid() @ {0} / ({0} @ {0}.mT).sigmoid().sum(-1, keepdim=True).clamp(min=1)
+    | torch.einsum("bij->bi", {0} @ {0}.mT) | torch.einsum("bii->b", {0}.mT @ {0})
+1 rr idioms.skewed({0}) | {0}.triu(1) | {0} - {0}.mT | idioms.sparsemax({0}) | torch.linalg.vector_norm({0}, dim=(1, 2))
+2 rf idioms.located({0}, {w:3,2,3}, {w:F}) | idioms.slots({0}, {w:3,F}) | idioms.sparsemax({0})
+    | {0}.softmax(-1) @ ({0}.softmax(1).mT @ {0}) | ({0}[..., None] * {0}[..., None, :]).cumsum(1)
+    | ({0} - {0}.amax((1, 2), keepdim=True)).exp() | {0}.flip(1).cumsum(1).flip(1)
+    | {0}.cumsum(1)[:, :, None] - {0}.cumsum(1)[:, None] | ({w:3,F} @ {0}.mT).softmax(-1) @ {0}
+    | F.scaled_dot_product_attention({w:1,3,F}.expand({0}.shape[0], -1, -1), {0}, {0})
+    | {0} * torch.ones({0}.shape[:2])[..., None] | {0} / (torch.ones_like({0}).sum(1, keepdim=True) + 1)
+    | {0}.clone().masked_fill_(~idioms.mask_of({0}), 0.0)
+1 rf F.pad({0}, (0, 0, 1, -1)) | F.pad({0}, (0, 0, 1, 0))[:, :-1] | F.pad({0}, (0, 0, 1, 1), value=-1.0).unfold(1, 3, 1)
+    | torch.cat([F.pad({0}[..., :1], (0, 0, 1, -1)), {0}[..., 1:]], -1) | {0}[..., -1:] - {0}
+    | F.linear({0}.transpose(0, 1), {w:4,F}).softmax(0).transpose(0, 1)
+    | torch.stack([s.tanh() for s in {0}.transpose(0, 1)], 1)
+    | torch.gru({0}.transpose(0, 1), torch.zeros(2, {0}.shape[0], 4, dtype={0}.dtype), [{w:12,F}, {w:12,4}, {w:12,F},
+    {w:12,4}], False, 1, 0.0, False, True, False)[0].transpose(0, 1)
+2 fr idioms.attentive_statistics({0}) | F.conv1d({0}, {w:O,C,3}, padding=2)[..., :-2]
+    | torch.cat([{0}, {0}.mean(2, keepdim=True).repeat(1, 1, {0}.shape[2])], 1)
+    | F.conv1d({0} * torch.ones_like({0}[:, :1]), {w:O,C,3}, padding=1) * torch.ones_like({0}[:, :1])
+    | F.glu(F.conv1d({0}, {w:4,C,1}), 1) | F.conv1d({0}, {w:C,1,3}, padding=1, groups={C})
+    | F.batch_norm({0}, {w:C}.detach(), {w:C}.detach().abs() + 1) | F.conv1d(F.pad({0}, (1, 0)), {w:O,C,2})
+    | F.instance_norm({0}) + 0.01
+1 f.+ F.group_norm({0}, 1) + 0.01 | {0} - {0}.mean(list(range(1, {0}.ndim)), keepdim=True)
+1 .+ {0}.std({d}) | {0} + {0}.std({d}, correction=0, keepdim=True) | {0}.abs().sum({d}, keepdim=True).clamp(min=1).log()
+1^ rf idioms.forward_algorithm({0}, {w:F,F}) | idioms.state_space({0}, False) | idioms.state_space({0}, True)
+    | {0}.cumsum(1) / torch.arange(1, {0}.shape[1] + 1)[:, None] | {0} + {w:40,F}[: {0}.shape[1]]
+    | torch.einsum("bnd,nk->bkd", {0}, {w:40,3}[: {0}.shape[1]])
+"""
 # Lines with another value, behind the dimensions of both.
 PAIRS = r"""
 2 (.*),\1 {0} + {1} | {0} * {1} | torch.where({0} > 0, {1}, {0}) | torch.stack([{0}, {1}], 1)
@@ -63,27 +179,68 @@ PAIRS = r"""
 1 rf,rf ({0} @ {1}.transpose(1, 2)).softmax(-1) @ {1} | F.scaled_dot_product_attention({0}, {1}, {1})
     | {0} @ {1}.transpose(1, 2)
 1 rf,rf torch.cat([{0}, {1}], 1)
+1 (.*),\1 torch.stack([torch.stack([a, b]).mean(0) for a, b in zip({0}, {1})]) | torch.stack([{0}, {1}], 1).mean(1)
+    | torch.stack([F.mse_loss(a, b) for a, b in zip({0}, {1})]) | {0}.clone().add_({1}) | {0}.clone().copy_({1})
+    | torch.add({0}.detach(), {1}.detach(), out=torch.empty_like({0} + {1})) | {0}.clone().masked_fill_({1} > 0, 0.3)
+    | idioms.written({0}, {1} > 0.5, 0.1)
+2 (.+),\1 F.mse_loss({0}, {1}, reduction="none").mean({d}) | ({0} * {1}).sum({d})
+    | F.cosine_similarity({0}, {1}, dim={d})
+    | torch.stack([F.smooth_l1_loss(a, b, reduction="sum") for a, b in zip({0}, {1})])
+2 rf,rf {0}.transpose(1, 2) @ {1} | torch.einsum("btd,bte->bde", {0}, {1}) | {0}[:, :, None] @ {1}[:, :, :, None]
+    | torch.cat([{0}, F.scaled_dot_product_attention({0}, {1}, {1})], -1)
+    | torch.einsum("btd,bsd->bts", {0}, {1}).amax(2)
+    | torch.cdist({0}, {1}) | {0}.softmax(-1) @ ({1}.softmax(1).mT @ {1}) | {0} + ({0} @ {1}.mT).softmax(-1) @ {1}
 """
+ROWS = (
+    "r.tanh()", "r * 2 + 1", "r if r.ndim else r + 1", "F.linear(r, {w:4,F})", "r.softmax(0)", "r.cumsum(0)",
+    "r + r.mean(0, keepdim=True)", "r @ r.T", "r.sum(0)",
+)  # fmt: skip
 ONES = "torch.full([1 if i == {d} else n for i, n in enumerate({{0}}.shape)], 0.7, dtype=torch.float64)"
+BRACES = re.compile(r"\{([a-zA-Z][^}]*)\}")
 
 
-def _groups(lines: str) -> list[tuple[int, re.Pattern[str], list[str]]]:
-    split = [group.split(maxsplit=2) for group in re.split(r"\n(?=\d)", lines.strip())]
-    return [(int(weight), re.compile(fits), re.split(r"\s+\|\s+", codes)) for weight, fits, codes in split]
+@dataclass(frozen=True)
+class Line:
+    """A line with all that is drawn, the shapes of its weights, and the line of the table that it comes from."""
+
+    code: str
+    weights: tuple[tuple[int, ...], ...]
+    kind: str
+
+
+@dataclass(frozen=True)
+class _Group:
+    weight: int
+    counts: str
+    pattern: re.Pattern[str]
+    lines: tuple[str, ...]
+
+    def fits(self, kinds: Sequence[str], counted: str) -> bool:
+        return self.counts in counted and self.pattern.fullmatch(",".join(kinds)) is not None
+
+
+def _groups(lines: str) -> list[_Group]:
+    found = []
+    for group in re.split(r"\n(?=\d)", lines.strip()):
+        often, fits, codes = group.split(maxsplit=2)
+        split = (re.sub(r"\s+", " ", code) for code in re.split(r"\s+\|\s+", codes.strip()))
+        found.append(_Group(int(often[0]), often[1:], re.compile(fits), tuple(split)))
+    return found
 
 
 GROUPS = {1: _groups(LINES), 2: _groups(PAIRS)}
 
 
-def drawn(kinds: Sequence[str], shape: Sequence[int], rng: random.Random) -> tuple[str, list[tuple[int, ...]]] | None:
-    """A line for operands with these kinds of dimensions, and the shapes of its weights; None if none fits.
+def drawn(kinds: Sequence[str], shape: Sequence[int], counted: str, rng: random.Random) -> Line | None:
+    """A line for operands with these kinds of dimensions; None if none fits.
 
-    shape  of the first operand
+    shape    of the first operand
+    counted  what may be counted in the batch: "^~" if samples have no gaps and begin at 0, "~" if they have no gaps
     """
-    fitting = [(weight, lines) for weight, fits, lines in GROUPS[len(kinds)] if fits.fullmatch(",".join(kinds))]
+    fitting = [group for group in GROUPS[len(kinds)] if group.fits(kinds, counted)]
     if not fitting:
         return None
-    (lines,) = rng.choices([lines for _, lines in fitting], [weight for weight, _ in fitting])
+    (group,) = rng.choices(fitting, [group.weight * len(group.lines) ** 0.5 for group in fitting])
     numbers = _numbers(kinds[0], shape, rng)
     weights: list[tuple[int, ...]] = []
 
@@ -94,11 +251,22 @@ def drawn(kinds: Sequence[str], shape: Sequence[int], rng: random.Random) -> tup
         weights.append(tuple(int(numbers.get(size, size)) for size in sizes.split(",")))
         return f"{{{len(kinds) + len(weights) - 1}}}"
 
-    return re.sub(r"\{([a-zA-Z][^}]*)\}", put, rng.choice(lines)), weights
+    kind = rng.choice(group.lines)
+    line = kind.replace("{row}", rng.choice(ROWS))
+    if not {name.partition(":")[0] for name in BRACES.findall(line)} <= {"w", *numbers}:
+        return None
+    return Line(BRACES.sub(put, line), tuple(weights), kind)
+
+
+def fits(kind: str, kinds: Sequence[str], counted: str) -> bool:
+    """Whether a line of the tables is there for operands with these kinds of dimensions."""
+    return any(kind in group.lines and group.fits(kinds, counted) for group in GROUPS.get(len(kinds), ()))
 
 
 def _numbers(kinds: str, shape: Sequence[int], rng: random.Random) -> dict[str, Any]:
     dims = range(1, len(shape))
+    if not dims:  # of a number for each sample
+        return {"F": 1}
     d, i, kernel = rng.choice(dims), rng.choice(dims[:-1] or dims), rng.randint(1, 3)
     r = rng.choice([dim for dim in dims if kinds[dim - 1] == "r"] or dims)
     some, order = rng.sample(dims, rng.randint(1, min(2, len(dims) - 1) or 1)), rng.sample(dims, len(dims))
@@ -107,5 +275,6 @@ def _numbers(kinds: str, shape: Sequence[int], rng: random.Random) -> dict[str, 
         "k": rng.randint(1, 2), "a": rng.randint(-1, 2), "b": rng.randint(-1, 2),
         "K": kernel, "S": rng.choice((1, 1, 2, 3)), "P": rng.randint(0, kernel // 2),
         "ceil": rng.random() < 0.5, "counted": rng.random() < 0.5,
-        "C": shape[1], "F": shape[-1], "O": rng.choice((2, 3, 4)), "ones": ONES.format(d=d),
+        "C": shape[1], "F": shape[-1], "F4": shape[-1] + 4, "O": rng.choice((2, 3, 4)), "ones": ONES.format(d=d),
+        "reduce": rng.choice(("sum", "mean", "amax")),
     }  # fmt: skip

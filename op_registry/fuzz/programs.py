@@ -42,6 +42,7 @@ class Step:
     writes    whether it writes to its first operand and assigns no variable
     view      whether its value shares memory with its first operand in plain torch
     random    whether it draws random numbers
+    kind      the line of a table that it was drawn from (P9)
     """
 
     name: str
@@ -51,6 +52,7 @@ class Step:
     writes: bool = False
     view: bool = False
     random: bool = False
+    kind: str = ""
 
     def line(self, plain: bool = False) -> str:
         """The line of Python."""

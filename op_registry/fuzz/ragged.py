@@ -7,7 +7,6 @@ Sources with one letter have one length in each sample. All that is random follo
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,16 +19,29 @@ SIDES = ("right", "right", "left", "centre")
 GARBAGE = (float("nan"), float("inf"), 1e38)
 
 
-def side_of(seed: int) -> str:
-    """Where the padding of a program's batches lies."""
-    return random.Random(f"side {seed}").choice(SIDES)
+def side_of(source: Source, seed: int) -> str:
+    """Where the padding of a batch lies: in half of the programs, all batches have one side."""
+    rng = random.Random(f"side {seed}")
+    side, own = rng.choice(SIDES), rng.random() < 0.5
+    return random.Random(f"side {seed} {source.seed}").choice(SIDES) if own else side
 
 
-def lengths(source: Source, axis: str, seed: int) -> list[int]:
-    """The length of each sample along an axis; in a third of the programs, some have length 0."""
-    rng = random.Random(f"{axis} {seed}")
-    most = source.shape[source.axes.index(axis)]
-    return [rng.randint(1 if seed % 3 else 0, most) for _ in range(source.shape[0])]
+def lengths(source: Source, seed: int) -> list[tuple[int, ...]]:
+    """The sizes of each sample; in half of the programs, some have length 0.
+
+    (Of a sample without positions along one of two dimensions, no boolean tells how many it has along the other: none.)
+    """
+    columns = []
+    for axis, most in zip(source.axes[1:], source.shape[1:], strict=True):
+        rng = random.Random(f"{axis} {seed}")
+        counts = isinstance(axis, str)
+        columns.append([rng.randint(seed % 2, most) if counts else most for _ in range(source.shape[0])])
+    found = zip(*columns, strict=True) if columns else [()] * source.shape[0]
+    letters = [isinstance(axis, str) for axis in source.axes[1:]]
+    return [
+        tuple(0 if letter and 0 in sizes else size for letter, size in zip(letters, sizes, strict=True))
+        for sizes in found
+    ]
 
 
 Place = tuple[slice, ...]
@@ -37,12 +49,11 @@ Place = tuple[slice, ...]
 
 def places(source: Source, seed: int) -> list[Place]:
     """Where each sample lies in the batch."""
-    side = side_of(seed)
+    side = side_of(source, seed)
     found = []
-    for row in range(source.shape[0]):
+    for sizes in lengths(source, seed):
         place = []
-        for axis, size in zip(source.axes[1:], source.shape[1:], strict=True):
-            length = lengths(source, axis, seed)[row] if isinstance(axis, str) else size
+        for length, size in zip(sizes, source.shape[1:], strict=True):
             start = {"right": 0, "left": size - length, "centre": (size - length) // 2}[side]
             place.append(slice(start, start + length))
         found.append(tuple(place))
@@ -54,11 +65,22 @@ def samples(source: Source, seed: int) -> list[tuple[Tensor, Tensor | None]]:
     data = data_of(source)
     mask = None
     if source.mask == "random":
-        mask = torch.rand(source.shape, generator=torch.Generator().manual_seed(source.seed + 1)) < 0.8
+        generator = torch.Generator().manual_seed(source.seed + 1)
+        mask = torch.rand(source.shape, generator=generator) < 0.8
+        if source.shape[-1] > 1:  # whole positions, too
+            mask &= torch.rand((*source.shape[:-1], 1), generator=generator) < 0.9
     return [
         (data[(slice(row, row + 1), *place)].clone(), None if mask is None else mask[(slice(row, row + 1), *place)])
         for row, place in enumerate(places(source, seed))
     ]
+
+
+def sample(source: Source, row: int, seed: int, subject: Subject, requires_grad: bool = False) -> object:
+    """A sample of a source by itself: plain, or masked where it misses values; a source without samples as it is."""
+    if not source.axes:
+        return data_of(source).requires_grad_(requires_grad)
+    data, mask = samples(source, seed)[row]
+    return data.requires_grad_(requires_grad) if mask is None else subject.wrap(data, mask, requires_grad=requires_grad)
 
 
 def there(source: Source, seed: int) -> Tensor:
@@ -69,8 +91,11 @@ def there(source: Source, seed: int) -> Tensor:
     return found
 
 
-def batch(source: Source, seed: int, subject: Subject, requires_grad: bool = False) -> object:
-    """The samples of a source as a padded batch, with garbage around them; a source without samples as it is."""
+def batch(source: Source, seed: int, subject: Subject, requires_grad: bool = False, own: bool = False) -> object:
+    """The samples of a source as a padded batch, with garbage around them; a source without samples as it is.
+
+    own  whether the extent is a tensor of its own also where nothing is missing; else it is the mask there
+    """
     if not source.axes:
         return data_of(source).requires_grad_(requires_grad)
     exists = there(source, seed)
@@ -78,19 +103,14 @@ def batch(source: Source, seed: int, subject: Subject, requires_grad: bool = Fal
     mask = None
     if source.mask == "random":
         mask = torch.zeros(source.shape, dtype=torch.bool)
-        for (_, own), row, place in zip(
+        for (_, missing), row, place in zip(
             samples(source, seed), range(source.shape[0]), places(source, seed), strict=True
         ):
-            assert own is not None
-            mask[row][place] = own[0]
+            assert missing is not None
+            mask[row][place] = missing[0]
     positions = [d for d, axis in enumerate(source.axes) if d and isinstance(axis, str)]
     if not positions:
         return subject.wrap(data, mask, requires_grad=requires_grad)
+    if own and mask is None:
+        mask = exists.clone()
     return subject.padded(data, mask, exists, 0, positions, requires_grad)
-
-
-def has_empty(sources: Sequence[Source], row: int, seed: int) -> bool:
-    """Whether a sample has length 0 along an axis."""
-    return any(
-        lengths(source, axis, seed)[row] == 0 for source in sources for axis in source.axes[1:] if isinstance(axis, str)
-    )

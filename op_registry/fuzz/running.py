@@ -15,10 +15,11 @@ from torch import Tensor
 from op_registry.conformance.plain_torch import one_line, weighted_sum
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.subject import Observed, Subject
+from op_registry.fuzz import idioms
 from op_registry.fuzz.programs import Program, Step
 
 # The names that a step's code may use besides its operands.
-NAMES = {"torch": torch, "F": torch.nn.functional, "nan": float("nan")}
+NAMES = {"torch": torch, "F": torch.nn.functional, "idioms": idioms, "nan": float("nan")}
 
 
 @dataclass
@@ -41,7 +42,7 @@ def execute(step: Step, values: dict[str, Any], seed: int, plain: bool = False) 
     """Run a step on `values`, and add its result to them; returns the exception that it raised, or None."""
     start_random_numbers(seed)
     try:
-        result = eval(_compiled(step.expression(plain), step.writes), NAMES, values)
+        result = eval(_compiled(step.expression(plain), step.writes), {**NAMES, **values})
     except Exception as error:
         return error.with_traceback(None)
     if not step.writes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 
@@ -10,34 +11,61 @@ import pytest
 from op_registry.conformance.subjects import find_subject
 from op_registry.extents import factors, joins, remembered, samples
 from op_registry.extents.follow import Outcome
-from op_registry.fuzz import padding
+from op_registry.fuzz import padded_steps, padding
+from op_registry.fuzz.many import Settings, check_seed
+from op_registry.fuzz.padded_programs import can_be_drawn, program_of_samples
+from op_registry.fuzz.padding import Tally
+from op_registry.fuzz.snippets import snippet
 from op_registry.records.dense import Dense
 
+STEPS = 8
 
-def broken(seeds: range) -> list[str]:
+
+def broken(seeds: range, tally: Tally | None = None) -> list[str]:
     subject = find_subject(None)
-    complaints = [padding.batch_is_its_samples(padding.program_of_samples(seed, 12), subject) for seed in seeds]
-    return [complaint for complaint in complaints if complaint is not None]
+    complaints = [padding.batch_is_its_samples(program_of_samples(seed, STEPS), subject, tally=tally) for seed in seeds]
+    return [f"seed {seed}: {complaint}" for seed, complaint in zip(seeds, complaints, strict=True) if complaint]
 
 
 def test_batches_are_their_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: Counter[str] = Counter()
-    execute, compare = padding.execute, padding._gradients_differ
-
-    def counted(*arguments: object) -> object:
-        error = execute(*arguments)
-        steps["refused" if isinstance(error, padding.MaskedSemanticsError) else "run"] += 1
-        return error
+    tally, gradients = Tally(), 0
+    compare = padding._gradient_differs
 
     def differentiated(*arguments: object) -> object:
-        steps["gradients"] += 1
+        nonlocal gradients
+        gradients += 1
         return compare(*arguments)
 
-    monkeypatch.setattr(padding, "execute", counted)
-    monkeypatch.setattr(padding, "_gradients_differ", differentiated)
-    assert broken(range(200)) == []
-    assert steps["refused"] < 0.03 * steps["run"]
-    assert steps["gradients"] > 60
+    monkeypatch.setattr(padding, "_gradient_differs", differentiated)
+    assert broken(range(400), tally) == []
+    outcomes = Counter({what: sum(n for (_, of), n in tally.items() if of == what) for what in ("compared", "refused")})
+    assert outcomes["refused"] < 0.06 * outcomes["compared"]
+    assert gradients > 120
+
+
+def test_every_line_is_drawn() -> None:
+    drawn = {step.kind for seed in range(2500) for step in program_of_samples(seed, 12).steps}
+    lines = {line for groups in padded_steps.GROUPS.values() for group in groups for line in group.lines}
+    assert drawn == lines
+
+
+def test_what_is_drawn_can_be_drawn() -> None:
+    assert all(can_be_drawn(program_of_samples(seed, STEPS)) for seed in range(50))
+
+
+@pytest.mark.parametrize("seed", (3, 10))
+def test_a_program_in_a_graph_is_the_same(seed: int) -> None:
+    assert check_seed(seed, Settings("P9", most_steps=4, compiled=True)) is None
+
+
+def test_a_snippet_shows_the_batch_and_its_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    program = program_of_samples(4, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(snippet(program, None, None, own=True), "<snippet>", "exec"), {})
+    shown = capsys.readouterr().out
+    assert "there:\n" in shown
+    assert "sample 0 {'v0':" in shown
 
 
 def mask_of_the_rule(result: object) -> object:
