@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +50,13 @@ class Model:
         return "" if importlib.util.find_spec(self.library) else f"No module named {self.library!r}"
 
     @property
+    def version(self) -> str:
+        """The library and, if it is not torch, its version."""
+        if self.library == "torch" or self.missing:
+            return self.library
+        return f"{self.library} {importlib.metadata.version(distributions()[self.library][0])}"
+
+    @property
     def dtype(self) -> torch.dtype:
         return torch.float64 if self.exact else torch.float32
 
@@ -56,6 +65,11 @@ class Model:
         torch.manual_seed(0)
         module = self.build().to(self.dtype)
         return module.train(not any(map(_mixes_or_draws, module.modules())))
+
+
+@functools.cache
+def distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
 
 
 def _mixes_or_draws(module: nn.Module) -> bool:

@@ -359,7 +359,7 @@ def cell(model: Model, side: str) -> str:
 
 
 def row_of_table(model: Model) -> str:
-    return f"| {' | '.join([model.library, model.name, *(cell(model, side) for side in SIDES)])} |"
+    return f"| {' | '.join([model.version, model.name, *(cell(model, side) for side in SIDES)])} |"
 
 
 if __name__ == "__main__":

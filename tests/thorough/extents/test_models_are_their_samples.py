@@ -12,7 +12,7 @@ from padded_models import MODELS, PAGE
 from repository import ROOT
 
 ROWS = [line.split(" | ") for line in (ROOT / "docs/results/padded-models.md").read_text("utf-8").splitlines()]
-CELLS = {(row[0][2:], row[1]): row[2:] for row in ROWS if len(row) == 2 + len(SIDES)}
+CELLS = {(row[0].split()[1], row[1]): row[2:] for row in ROWS if len(row) == 2 + len(SIDES)}
 
 # What nothing is said about yet: tables of positions, numbers from sizes, neighbours in front.
 SILENT = {
