@@ -1,48 +1,23 @@
-"""Models that are asked whether a padded batch gives what its samples give, and how that is asked.
+"""Models that are asked whether a padded batch gives what its samples give: torch's own, and ones written by hand.
 
-A model takes (B, T, 4), or what its `inputs` say, and is the same code for a batch and for one sample.
+`python tests/helpers/padded_models.py` writes the page of these and of those of libraries.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import masked_dispatch as md
-import padded_speech_models
-from padded_speech_models import Of
-
-# Lengths of the samples of a batch.
-AMOUNTS = ([5, 2, 7], [4, 1, 6, 3], [8, 5])
-WIDTH = 4
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model by name.
-
-    build   makes the module, in float64 and without dropout
-    inputs  of each input "steps": (B, T, 4); "more steps": the same with other lengths; "image": (B, 4, H, W); "wave":
-            (B, 60 T); "vector": (B, 4)
-    least   the least length that it takes
-    """
-
-    name: str
-    build: Callable[[], nn.Module]
-    inputs: tuple[str, ...] = ("steps",)
-    least: int = 1
-
-    def make(self) -> nn.Module:
-        torch.manual_seed(0)
-        return self.build().double().eval()
+import padded_image_models
+import padded_library_models
+import padded_sequence_models
+from padded_batches import SIDES, WIDTH, Model, Of, verdict
 
 
 def channels_first(x: Tensor) -> Tensor:
@@ -353,121 +328,43 @@ MODELS = [
 ]
 
 
-if importlib.util.find_spec("transformers"):
-    MODELS += [
-        Model("Wav2Vec2", lambda: padded_speech_models.speech("Wav2Vec2", feat_extract_norm="layer"), ("wave",)),
-        Model("Wav2Vec2, group norm", lambda: padded_speech_models.speech("Wav2Vec2"), ("wave",)),
-        Model("HuBERT", lambda: padded_speech_models.speech("Hubert"), ("wave",)),
-        Model("WavLM", lambda: padded_speech_models.speech("WavLM", num_buckets=8), ("wave",)),
-        Model("SpeechT5 decoder prenet", padded_speech_models.prenet, ("steps", "vector")),
-    ]
+# Importing them asks for their models.
+LIBRARIES = (padded_sequence_models, padded_image_models)
+MODELS += padded_library_models.MODELS
 
 
-# ------------------------------------------------------------------------------------------------- batch against loop
-
-
-def samples_of(kind: str, lengths: Sequence[int], generator: torch.Generator) -> list[Tensor]:
-    """Samples (1, …) of one input."""
-    others = [*lengths[1:], lengths[0]]
-    shapes = {
-        "steps": [(n, WIDTH) for n in lengths],
-        "more steps": [(n, WIDTH) for n in others],
-        "image": [(WIDTH, n, m) for n, m in zip(lengths, others, strict=True)],
-        "wave": [(60 * n,) for n in lengths],
-        "vector": [(WIDTH,) for _ in lengths],
-    }[kind]
-    return [torch.randn(1, *shape, generator=generator, dtype=torch.float64) for shape in shapes]
-
-
-def padded_batch(samples: Sequence[Tensor], side: str) -> Tensor:
-    """The samples as one batch with NaN around them; plain if they have one size."""
-    sizes = [max(s) for s in zip(*(x.shape[1:] for x in samples), strict=True)]
-    data = torch.full((len(samples), *sizes), torch.nan, dtype=torch.float64)
-    there = torch.zeros(data.shape, dtype=torch.bool)
-    for row, x in enumerate(samples):
-        places = [
-            slice(size - n, size) if side == "left" else slice(0, n) for n, size in zip(x.shape[1:], sizes, strict=True)
-        ]
-        data[(row, *places)], there[(row, *places)] = x[0], True
-    if bool(there.all()):
-        return data
-    dims = tuple(d + 1 for d in range(len(sizes)) if len({x.shape[d + 1] for x in samples}) > 1)
-    return md.padded(md.masked_tensor(data, there), dim=dims)
-
-
-def difference(model: Model, lengths: Sequence[int], side: str) -> float:
-    """The greatest difference between a batch and its samples: of results, and of gradients of inputs and parameters.
-
-    Infinity if their number differs.
-    """
-    module = model.make()
-    generator = torch.Generator().manual_seed(sum(lengths))
-    lengths = [max(n, model.least) for n in lengths]
-    samples = [samples_of(kind, lengths, generator) for kind in model.inputs]
-    batch = [padded_batch(each, side).detach().requires_grad_() for each in samples]
-    result = module(*batch)
-    found = [rows_of(result, row) for row in range(len(lengths))]
-    weigh(found).backward()
-    of_batch = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
-    module.zero_grad()
-    worst = 0.0
-    loss: Any = 0.0
-    leaves = [[x.detach().requires_grad_() for x in each] for each in samples]
-    for row in range(len(lengths)):
-        expected = module(*(each[row] for each in leaves)).flatten()
-        if expected.shape != found[row].shape:
-            return math.inf
-        worst = max(worst, float((expected - found[row]).detach().abs().max()) if expected.numel() else 0.0)
-        loss = loss + weigh([expected])
-    loss.backward()
-    for x, each in zip(batch, leaves, strict=True):
-        for row, leaf in enumerate(each):
-            grad = rows_of(x.grad, row, like=x)
-            worst = max(worst, float((grad - leaf.grad.flatten()).abs().max()))
-    for p, grad in zip(module.parameters(), of_batch, strict=True):
-        if grad is not None or p.grad is not None:
-            worst = max(worst, float((p.grad - grad).abs().max()))
-    return worst if not math.isnan(worst) else math.inf
-
-
-def weigh(rows: Sequence[Tensor]) -> Tensor:
-    """A scalar in which every element of a sample has its own weight."""
-    return torch.stack([(r.tanh() * torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype)).sum() for r in rows]).sum()
-
-
-def rows_of(result: Tensor, row: int, like: Tensor | None = None) -> Tensor:
-    """The elements of one sample that are there, in the result or in `like`, in order; NaN where one is invalid."""
-    extent = getattr(result if like is None else like, "extent", None)
-    values = (result.to_tensor(torch.nan) if isinstance(result, md.MaskedTensor) else result)[row]
-    return values.flatten() if extent is None else values[extent[row]]
-
-
-def verdict(model: Model, side: str) -> str:
-    """right, or why not."""
-    try:
-        worst = max(difference(model, lengths, side) for lengths in AMOUNTS)
-    except md.MaskedSemanticsError as error:
-        return f"refused: {error}"
-    return "right" if worst < 1e-9 else f"differs by {worst:.1e}"
-
+# ------------------------------------------------------------------------------------------------------------ the page
 
 PAGE = """# A padded batch is its samples: by model
 
-Written by `python tests/helpers/padded_models.py > docs/results/padded-models.md`. For each model, three batches in
-float64: results, gradients of the inputs and gradients of the parameters of a batch are compared with those of a loop
-over its samples. *Right* means a difference of at most 1e-9.
+Written by `python tests/helpers/padded_models.py > docs/results/padded-models.md`. For each model, three batches: the
+results, the gradients of the inputs and the gradients of the parameters of a batch are compared with those of a loop
+over its samples. No model is told what is padding, and the code of libraries is unmodified. The outcomes are:
 
-| model | padded behind | padded in front |
-|---|---|---|
+- *right*: no element differs by more than 1e-9 (by more than 1e-4 in models that compute in float32 whatever they are
+  given), and none is missing.
+- *refused*: an error says that the call is refused, and why.
+- *warned*: the result is another, and a warning names the line.
+- *audit*: the result is another, and `masked_dispatch.audit()` names the line, with this kind of finding.
+
+| library | model | padded behind | padded in front | on both sides |
+|---|---|---|---|---|
 """
 
 
-def rows_of_table() -> list[str]:
-    told = [(model.name, *(verdict(model, side).partition(" (")[0] for side in ("right", "left"))) for model in MODELS]
-    return [f"| {' | '.join(row)} |" for row in told]
+def cell(model: Model, side: str) -> str:
+    """The outcome and the first clause of what was said."""
+    said = re.sub(r" of a tensor of shape \([^)]*\)", "", model.missing or verdict(model, side))
+    return re.split(r" \(|[.;] |, where|: which", said)[0]
+
+
+def row_of_table(model: Model) -> str:
+    return f"| {' | '.join([model.version, model.name, *(cell(model, side) for side in SIDES)])} |"
 
 
 if __name__ == "__main__":
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", md.BatchEndWarning)
-        print(PAGE + "\n".join(rows_of_table()))
+    words = sys.argv[1:]  # of libraries or models, to ask these alone
+    print(PAGE, end="")
+    for model in MODELS:
+        if not words or any(word in f"{model.library} {model.name}" for word in words):
+            print(row_of_table(model), flush=True)

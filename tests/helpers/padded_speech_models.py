@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-
-class Of(nn.Module):
-    """Layers and what is done with them."""
-
-    def __init__(self, run: Callable[..., Any], **layers: nn.Module) -> None:
-        super().__init__()
-        self.run = run
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.run(self, *inputs)
+from padded_batches import Of
 
 
 def speech(name: str, **options: Any) -> nn.Module:
