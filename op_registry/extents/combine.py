@@ -14,6 +14,7 @@ from op_registry.extents.factors import (
     SCATTERED,
     Along,
     Factor,
+    Merged,
     Positions,
     Samples,
     computed,
@@ -44,12 +45,22 @@ def together(operands: Sequence[Sequence[Factor]]) -> tuple[Factor, ...]:
     """The factors of a result, of those that each operand has there, whose samples are known to lie at one place."""
     found: list[Factor] = []
     for factor in [f for factors in operands for f in factors]:
-        same = next((n for n, f in enumerate(found) if f.depends == factor.depends), None)
+        same = next((n for n, f in enumerate(found) if _depends_alike(f.along, factor.along)), None)
         if same is None:
             found.append(factor)
         else:
             found[same] = both(found[same], factor)
     return tuple(found)
+
+
+def _depends_alike(a: Sequence[Along], b: Sequence[Along]) -> bool:
+    """Whether two factors depend on the same dimensions, and on the same parts of those that are merged alike."""
+    return all(
+        _depends_alike([p for _, p in x.parts], [p for _, p in y.parts])
+        if isinstance(x, Merged) and isinstance(y, Merged) and x.is_of_sizes(y)
+        else (x is None) == (y is None)
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def both(a: Factor, b: Factor) -> Factor:
@@ -81,6 +92,9 @@ def met(a: Along, b: Along) -> Along:
         return Positions(
             a.contiguous and b.contiguous, a.from_start and b.from_start, nonempty=a.nonempty and b.nonempty
         )
+    if isinstance(a, Merged) and isinstance(b, Merged) and a.is_of_sizes(b):
+        parts = zip(a.parts, b.parts, strict=True)
+        return Merged(tuple((size, x if y is None else y if x is None else met(x, y)) for (size, x), (_, y) in parts))
     return SCATTERED if numbers_positions(a) or numbers_positions(b) else Samples(is_apart(a) or is_apart(b))
 
 

@@ -59,6 +59,11 @@ class Merged:
 
     parts: tuple[tuple[int, Along], ...]
 
+    def is_of_sizes(self, other: Merged) -> bool:
+        """Whether another dimension is merged of the same sizes; in a graph, as far as they are known."""
+        pairs = zip(self.parts, other.parts, strict=False)
+        return len(self.parts) == len(other.parts) and all(known_to_hold(m == n) for (m, _), (n, _) in pairs)
+
 
 # What is known of a dimension; None: the factor does not depend on it.
 Along = Samples | Positions | Merged | None

@@ -91,7 +91,7 @@ def padded_along(record: AnyRecord, there: Tensor, known: str) -> Any:
     """
     there = as_int8(there)
     along = tuple(
-        layout_of(there, dim) if letter == "?" else _with_count(LETTERS[letter], there, dim)
+        layout_of(there, dim) if letter == "?" else with_count(LETTERS[letter], there, dim)
         for dim, letter in enumerate(known)
     )
     before = record.extent
@@ -133,7 +133,7 @@ def _factor(there: Tensor, positions: Sequence[int], samples: int) -> Factor:
 def layout_of(there: Tensor, dim: int) -> Positions:
     """Whether samples are contiguous along `dim`, and begin at 0; where values cannot be read, neither is known."""
     if not may_be_read(there):
-        return _with_count(SCATTERED, there, dim)
+        return with_count(SCATTERED, there, dim)
     size = there.shape[dim]
     valid = as_bool(there)
     index = index_along(dim, size, there.ndim, there.device)
@@ -147,7 +147,7 @@ def layout_of(there: Tensor, dim: int) -> Positions:
     return Positions(contiguous=contiguous, from_start=False, nonempty=nonempty)
 
 
-def _with_count(along: Along, there: Tensor, dim: int) -> Any:
+def with_count(along: Along, there: Tensor, dim: int) -> Any:
     """What is known of a dimension, and whether every sample has a position there: asked once for a batch."""
     if not isinstance(along, Positions) or not computed_at_once(there) or recording():
         return along

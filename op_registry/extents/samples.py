@@ -29,6 +29,7 @@ from op_registry.extents.factors import (
     first_known,
     index_along,
     is_prefix,
+    maybe_empty,
     numbers_positions,
     where_all,
     with_extent,
@@ -47,9 +48,10 @@ from op_registry.extents.follow import (
     with_factors,
     without,
 )
+from op_registry.extents.found import with_count
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
+from op_registry.records.tracing import assert_when_run, being_traced, may_be_read, recording, values_of
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import InsideRule, Rule, Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
@@ -296,6 +298,7 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     along = [d for d in range(record.ndim) if labels.role_of(dims[d]) == "window"]
     for d in along:
         record = _croppable(call, record, d)
+    record = with_extent(record, _unsure(record.extent, along))
     if record.validity is None:
         record = Dense(record.data, conjunction(factors_of(record)), record.extent)
     through = [f for f in factors_of(record) if any(labels.role_of(dims[d]) == "contracted" for d in f.depends)]
@@ -311,10 +314,8 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
         result = for_each(call.with_(**{name: flat}).run(rule), lambda r: _reshaped(r, (*lead, *r.shape[2:])))
     else:
         result = call.with_(**{name: record}).run(rule)
-    if not padded:
-        return result
-    # Every window of a sample's own then has a result, and no other has.
-    return for_each(result, lambda r: Dense(r.data, r.validity, r.extent and extent_of(r.extent.factors, is_mask=True)))
+    # Every window of a sample's own has a result, and no other has: where nothing is missing, that is the mask.
+    return for_each(result, lambda r: _counted(r, along, padded))
 
 
 def _through_channels(call: Bound, labels: Labels, name: str, through: Sequence[Factor], run: Run) -> Any:
@@ -327,6 +328,23 @@ def _through_channels(call: Bound, labels: Labels, name: str, through: Sequence[
     kept = carried_to(through, dims, labels.results[0], sizes_of(call, labels), record, result)
     found = combined([factors_of(result), kept], call.rule.name)
     return Dense(result.data, result.validity, extent_of(found, False))
+
+
+def _unsure(extent: Extent, dims: Sequence[int]) -> Extent:
+    """The same extent, of samples that windows along these dimensions may leave without positions."""
+    known = [tuple(maybe_empty(a) if d in dims else a for d, a in enumerate(along)) for along in extent.known]
+    factors = tuple(replace(f, along=along) for f, along in zip(extent.factors, known, strict=True))
+    return replace(extent, factors=factors)
+
+
+def _counted(result: Dense, dims: Sequence[int], is_mask: bool) -> Dense:
+    """The same result, of which it is known again whether every sample has a position along these dimensions."""
+    factors = list(factors_of(result))
+    for n, factor in enumerate(factors):
+        for d in dims:
+            if d < result.ndim and factor.along[d] is not None and may_be_read(factor.there):
+                factors[n] = factor.knowing(d, with_count(factor.along[d], factor.there, d))
+    return Dense(result.data, result.validity, extent_of(factors, is_mask))
 
 
 def _reshaped(record: Dense, size: Sequence[int]) -> Dense:
