@@ -34,7 +34,7 @@ from masked_dispatch.tensor.notebooks import html_of
 from masked_dispatch.tensor.other_devices import wrappers
 from masked_dispatch.tensor.printing import printed
 from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
-from masked_dispatch.tensor.saved_extents import parts_of_extent, problem_of_extent, saved_extent
+from masked_dispatch.tensor.saved_extents import parts_of_extent, problem_of_extent, problem_of_places, saved_extent
 from masked_dispatch.tensor.storage_conversions import Conversions
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import (
@@ -451,7 +451,8 @@ def rebuild(
         tensor._family = family if family.has_memory_of(data) else family.apart(data, validity)
     if extent is not None:
         tensor._extent = saved_extent(data, extent, MaskedTensor)
-        check_saved(problem_of_extent(Dense(data, tensor._validity, tensor._extent)))
+        record = Dense(data, tensor._validity, tensor._extent)
+        check_saved(problem_of_places(record) or problem_of_extent(record))
     return tensor
 
 

@@ -13,9 +13,11 @@ from torch import Tensor
 from masked_dispatch.tensor.file_format import own
 from masked_dispatch.tensor.saved import check_saved, has_values, problem_of_validity
 from op_registry.extents.factors import Extent, Factor, conjunction, factors_of
+from op_registry.extents.found import contradiction
 from op_registry.extents.plain import known_of, read
 from op_registry.records.dense import Dense
 from op_registry.records.kept import without_kept
+from op_registry.sparse.permuted import AnyRecord
 
 
 def parts_of_extent(extent: Extent | None) -> tuple[tuple[Any, ...], ...]:
@@ -54,6 +56,14 @@ def _problem_of_factor(tensor: Tensor, factor: Factor, may_be_mask: bool, masked
     if problem is None and any(a is None and n != 1 for a, n in zip(factor.along, there.shape, strict=True)):
         return f"its extent has shape {tuple(there.shape)}, and does not depend on each of these dimensions"
     return problem
+
+
+def problem_of_places(record: AnyRecord) -> str | None:
+    """Find what a factor says otherwise than what it states of its dimensions."""
+    if record.extent is None or 0 in record.shape:
+        return None
+    factors = [f for f in factors_of(record) if has_values(f.there)]
+    return next((problem for f in factors if (problem := contradiction(f.along, f.there))), None)
 
 
 def problem_of_extent(record: Dense) -> str | None:

@@ -22,7 +22,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of
 from masked_dispatch.tensor.messages import tangent_stored_otherwise
 from masked_dispatch.tensor.other_devices import check_stored_sparsely
 from masked_dispatch.tensor.saved import check_saved, problem_of_stored, problem_of_wrapper
-from masked_dispatch.tensor.saved_extents import parts_of_extent, saved_extent
+from masked_dispatch.tensor.saved_extents import parts_of_extent, problem_of_places, saved_extent
 from masked_dispatch.tensor.shared_storage import Stored, StoredPieces
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass
@@ -417,6 +417,8 @@ def rebuild_sparse_of(
     if is_parameter:
         tensor._is_param = True  # type: ignore[attr-defined]
     tensor._kept, tensor._extent = stored, saved_extent(tensor, extent, MaskedTensor)
+    if extent is not None:
+        check_saved(problem_of_places(tensor.record))
     return tensor
 
 

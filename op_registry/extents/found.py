@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from op_registry.extents.factors import (
     SCATTERED,
     Along,
     Factor,
+    Merged,
     Positions,
     confined,
     extent_of,
@@ -152,3 +154,35 @@ def with_count(along: Along, there: Tensor, dim: int) -> Any:
     if not isinstance(along, Positions) or not computed_at_once(there) or recording():
         return along
     return replace(along, nonempty=bool(there.any(dim).all()))
+
+
+def contradiction(along: Sequence[Along], there: Tensor) -> str | None:
+    """What a boolean says otherwise than what is stated of its dimensions; None if they agree."""
+    for dim, known in enumerate(along):
+        parts = getattr(known, "parts", ())
+        sizes = [size for size, _ in parts]
+        whole = math.prod(sizes) if isinstance(known, Merged) else sum(sizes)
+        if parts and whole != there.shape[dim]:
+            return f"dimension {dim} has {there.shape[dim]} indices, and it states parts of {sizes}"
+        if isinstance(known, Merged):
+            return contradiction((*along[:dim], *[a for _, a in parts], *along[dim + 1 :]), there.unflatten(dim, sizes))
+        found = _of_positions(known, there, dim) if isinstance(known, Positions) and there.numel() else None
+        for (_, part), piece in zip(parts, there.split(sizes, dim) if parts else (), strict=True):
+            found = found or contradiction((*along[:dim], part, *along[dim + 1 :]), piece)
+        if found:
+            return found
+    return None
+
+
+def _of_positions(known: Positions, there: Tensor, dim: int) -> str | None:
+    valid = as_bool(there)
+    size, count = there.shape[dim], valid.sum(dim, keepdim=True)
+    first = there.argmax(dim, keepdim=True)
+    last = size - 1 - there.flip(dim).argmax(dim, keepdim=True)
+    if known.from_start and bool(((count > 0) & (first > 0)).any()):
+        return f"it states that samples begin at index 0 of dimension {dim}, and one of its extent does not"
+    if known.contiguous and bool(((count > 0) & (last - first + 1 != count)).any()):
+        return f"it states that positions follow one another along dimension {dim}, and those of its extent do not"
+    if known.nonempty and not bool(count.all()):
+        return f"it states that every sample has a position along dimension {dim}, and one of its extent has none"
+    return None

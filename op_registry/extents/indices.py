@@ -30,14 +30,23 @@ from op_registry.extents.factors import (
     with_extent,
     without_order,
 )
-from op_registry.extents.follow import any_stored, followed, only_padded, records_of, refuse, sizes_of, with_factors
+from op_registry.extents.follow import (
+    any_stored,
+    carried_to,
+    followed,
+    only_padded,
+    records_of,
+    refuse,
+    sizes_of,
+    with_factors,
+)
 from op_registry.extents.regroup import carried
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8
-from op_registry.rule import Run
+from op_registry.rule import Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
 from op_registry.sparse.record import NotLowered
 
@@ -165,6 +174,8 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
         if len([r for r in records.values() if r.extent is not None]) > 1:
             call = call.with_(**{first: with_extent(record, without_whole(record))})
         return followed(call, labels, call.applied(run), written=first)
+    if packet_name(call.op) == "masked_scatter":
+        return _in_order(call, labels, run)
     _check_counts(call, labels, records)
     _check_meetings(call, labels, records)
     if isinstance(call.rule.dims, View) and slices.hides_ends(call, record):
@@ -202,6 +213,31 @@ def without_whole(record: AnyRecord) -> Extent | None:
     return extent if len(factors) == len(extent.factors) else made_of(factors, extent.is_mask, states=extent.states)
 
 
+def _in_order(call: Bound, labels: Labels, run: Run) -> Any:
+    """masked_scatter: the elements of a source go, in order, where the mask is True and the position is there."""
+    records = records_of(call)
+    if "source" in records and records["source"].extent is not None:
+        raise refuse(
+            call,
+            "it writes the elements of its source one after another, padding too; write those that are there, "
+            "x[mask] = source[source.extent], say",
+        )
+    if any_stored(call):
+        raise NotLowered("elements are written where positions are there, in order, on dense storage")
+    records.pop("source", None)
+    target, mask = call.tensors["self"], call.tensors["mask"]
+    selected = mask.filled(False) if isinstance(mask, Dense) else mask
+    for record in records.values():
+        selected = selected & there(record)
+    result = call.with_(mask=Dense(selected)).applied(run)
+    dims, sizes = labels.results[0], sizes_of(call, labels)
+    found = [
+        carried_to(factors_of(record), labels.operands[name], dims, sizes, record, result)
+        for name, record in records.items()
+    ]
+    return with_factors(result, combined(found, call.rule.name), only_padded({"self": target}))
+
+
 def _of_a_part(call: Bound, first: str, name: str, factor: Factor, labels: Labels) -> Factor:
     """A factor of a source that is written to a part of a tensor; the rest of the tensor is there."""
     if any_stored(call):
@@ -219,8 +255,6 @@ def _check_counts(call: Bound, labels: Labels, records: Mapping[str, Dense]) -> 
     if isinstance(call.rule.dims, View):
         roles = ("selected",)
     elif not isinstance(call.rule.dims, (Indexed, AtIndices)):
-        if any(r.extent is not None for n, r in list(records.items())[1:]):
-            raise refuse(call, "it writes the elements of an operand one after another")
         return
     else:
         return

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
+from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.factors import (
     Factor,
     Positions,
@@ -24,6 +25,7 @@ from op_registry.extents.factors import (
 )
 from op_registry.extents.follow import any_stored, followed, records_of, refuse, without
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import assert_when_run, may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect, unite
 from op_registry.rule import Run, packet_name
 from op_registry.sparse.record import NotLowered
@@ -62,6 +64,25 @@ def _same(a: list[Factor] | None, b: list[Factor] | None) -> bool:
         return False
     first, second = where_all(a), where_all(b)
     return first is second or (first.shape == second.shape and torch.equal(first, second))
+
+
+def check_lengths(call: Bound) -> None:
+    """Refuse lengths of pack_padded_sequence by which a sequence has steps that are not there."""
+    if packet_name(call.op) != "_pack_padded_sequence":
+        return
+    record, lengths, batch_first = call["input"], call["lengths"], call["batch_first"]
+    steps = where_all(factors_of(record))
+    steps = steps.reshape(steps.shape[:2]).expand(record.shape[:2])
+    packed = call.op(steps, lengths.data if isinstance(lengths, Dense) else lengths, batch_first)[0]
+    text = (
+        f"pack_padded_sequence: by its lengths, sequences of the batch of shape {tuple(record.shape)} have steps that "
+        "are not there. Lengths count from the first step; masked_dispatch.align moves each sequence there, and "
+        "masked_dispatch.interop.to_packed_sequence takes the lengths that the batch knows."
+    )
+    if not may_be_read(packed):
+        assert_when_run(packed == 1, text)
+    elif not bool(packed.all()):
+        raise MaskedSemanticsError(text)
 
 
 def listed_classes(call: Bound, labels: Labels, run: Run) -> Any:
@@ -104,6 +125,7 @@ def integrated(call: Bound, labels: Labels, run: Run) -> Any:
 # Operators whose dimensions cannot be stated, which read along some dimensions of an operand what is valid, and give
 # one result for all of it: their operands, each with those dimensions (None: all of them).
 _READ: Mapping[str, Mapping[str, Collection[int] | None]] = {
+    "pack_padded_sequence": {"input": (0, 1)},
     "embedding_bag": {"indices": None, "per_sample_weights": None},
     "ctc_loss": {"log_probs": (0, 1), "targets": None},
 }

@@ -62,6 +62,7 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
     labels = call.labels
     if labels is None:
         if particular.reads_what_is_valid(call):
+            particular.check_lengths(call)
             return call.map(lambda record: Dense(record.data, record.validity), Dense).applied(run)
         dims = rule.dims
         if dims is not None:  # an operator's own errors come first

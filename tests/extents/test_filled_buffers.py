@@ -294,3 +294,27 @@ def test_new_memory_takes_the_extent_of_what_it_is_given() -> None:
     y = md.masked_tensor(torch.zeros(4, 4, 2))
     y.data = x
     assert y.extent.equal(x.extent)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("own", [False, True])
+def test_masked_scatter_of_rows_where_an_id_says_so(own: bool, side: str) -> None:
+    there = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
+    ids = torch.tensor([[1, 5, 2], [5, 1, 5]])
+    if side == "left":
+        there, ids = there.flip(1), ids.flip(1)
+    data = torch.arange(12.0).view(2, 3, 2)
+    x, names = md.masked_tensor(data, there[..., None].expand(2, 3, 2)), md.masked_tensor(ids, there)
+    x, names = (
+        md.padded(t, there[..., None] if t.ndim == 3 else there, dim=1) if own else md.padded(t) for t in (x, names)
+    )
+    rows = torch.tensor([[-1.0, -2], [-3, -4]], requires_grad=True)
+    result = x.masked_scatter((names == 5)[..., None], rows)
+    for b in range(2):
+        alone = data[b][there[b]].masked_scatter((ids[b][there[b]] == 5)[:, None], rows[b])
+        assert result[b].to_tensor(0)[there[b]].tolist() == alone.tolist()
+    assert result.extent.tolist() == x.extent.tolist() == result.get_mask().tolist()
+    result.sum().backward()
+    assert rows.grad.tolist() == [[1, 1], [1, 1]]
+    with pytest.raises(MaskedSemanticsError, match=r"x\[mask\] = source\[source.extent\]"):
+        x.masked_scatter((names == 5)[..., None], x)

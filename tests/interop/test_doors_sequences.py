@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 import masked_dispatch as md
 from door_samples import INTEGERS, batch_of, lengths, masked, same, shapes
@@ -181,3 +181,32 @@ def test_only_tensors_of_torch_masked_are_taken() -> None:
         TypeError, match=r"takes a MaskedTensor of torch\.masked as tensor, not a Tensor: pass torch\.masked"
     ):
         interop.from_torch_masked(torch.ones(2))  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------- torch's own pack_padded_sequence, of padded batches
+
+
+@pytest.mark.parametrize("stored", [lambda x: x, lambda x: x.to_packed()], ids=["dense", "packed"])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_pack_padded_sequence_takes_the_lengths_of_a_batch(batch_first: bool, stored: Callable[[Any], Any]) -> None:
+    sizes = torch.tensor([2, 4, 1])
+    data = torch.arange(24.0).view(3, 4, 2)
+    x = stored(md.from_lengths(data, sizes))
+    x = x if batch_first else x.transpose(0, 1)
+    packed = pack_padded_sequence(x, sizes, batch_first, enforce_sorted=False)
+    expected = pack_sequence([d[:n] for d, n in zip(data, sizes, strict=True)], enforce_sorted=False)
+    assert packed.data.get_mask().all()
+    assert packed.data.to_tensor(0).equal(expected.data)
+    assert packed.batch_sizes.equal(expected.batch_sizes)
+
+
+def test_pack_padded_sequence_of_steps_that_are_not_there_is_refused() -> None:
+    sizes = torch.tensor([2, 4, 1])
+    x = md.from_lengths(torch.arange(24.0).view(3, 4, 2), sizes)
+    in_front = md.padded(x.without_extent().flip(1), dim=1)
+    missing = x.mask_with(x.get_data() != 2)
+    packed = pack_padded_sequence(missing, torch.tensor([2, 3, 1]), True, enforce_sorted=False).data
+    assert packed.get_mask().all(1).tolist() == [True, True, True, True, False, True]
+    for batch, lengths_given in ((x, torch.tensor([3, 4, 1])), (in_front, sizes)):
+        with pytest.raises(md.MaskedSemanticsError, match="have steps that are not there"):
+            pack_padded_sequence(batch, lengths_given, True, enforce_sorted=False)

@@ -262,6 +262,13 @@ def knowing(of_time: Any) -> Wrong:
     return extent(lambda is_mask, known, there: (is_mask, ((("samples",), of_time, None),), there))
 
 
+def stating(known: tuple[Any, ...], there: list[int], *counted: bool) -> Wrong:
+    """Samples at these places, of which something else is stated."""
+    of_time = ("positions", *known[:2], *(known[2:] or ((),)), *counted)
+    places = torch.tensor(there, dtype=torch.int8)[None, :, None].expand(4, 6, 1)
+    return extent(lambda *_: (False, ((("samples",), of_time, None),), places.clone()))
+
+
 WRONG: dict[str, tuple[Wrong, str, str]] = {
     "a number for an extent": (changed("extent", lambda _: 5), "its extent is its mask: None", "padded"),
     "an extent of nothing": (changed("extent", lambda _: ()), "and of its 0 factors is known: None", "padded"),
@@ -280,10 +287,40 @@ WRONG: dict[str, tuple[Wrong, str, str]] = {
     "a boolean elsewhere": (of_there(lambda t: t.to("meta")), "its extent is on meta", "padded"),
     "a boolean too short": (of_there(lambda t: t[:, :-1]), "its extent has shape \\(4, 5, 1\\)", "padded"),
     "a boolean of features": (of_there(lambda t: t.repeat(1, 1, 2)), "and does not depend on each", "padded"),
-    "what is valid and not there": (of_there(lambda t: t * 0), "an element is valid where its extent says", "padded"),
+    "what is valid and not there": (
+        of_there(lambda t: torch.cat([t[:, :1], t[:, 1:] * 0], 1)),
+        "an element is valid where its extent says",
+        "padded",
+    ),
     "a mask with holes for an extent": (
         extent(lambda _, *rest: (True, *rest)),
         "an element is invalid where its extent, which is its mask",
+        "padded",
+    ),
+    "samples that begin later": (
+        stating((True, True), [0, 1, 1, 1, 1, 1]),
+        "samples begin at index 0 of dimension 1",
+        "padded",
+    ),
+    "samples with gaps": (stating((True, False), [1, 0, 1, 1, 1, 1]), "follow one another along dimension 1", "padded"),
+    "a sample without a position": (
+        stating((False, False), [0, 0, 0, 0, 0, 0], True),
+        "every sample has a position along dimension 1",
+        "padded",
+    ),
+    "parts of another size": (
+        knowing(("positions", False, False, ((2, None), (2, None)))),
+        r"dimension 1 has 6 indices, and it states parts of \[2, 2\]",
+        "padded",
+    ),
+    "a merged dimension of another size": (
+        knowing(("merged", ((2, ("positions", True, True, ())), (2, None)))),
+        r"dimension 1 has 6 indices, and it states parts of \[2, 2\]",
+        "padded",
+    ),
+    "a part that begins later": (
+        stating((False, False, ((4, ("positions", True, True, ())), (2, None))), [0, 1, 1, 1, 1, 1]),
+        "samples begin at index 0 of dimension 1",
         "padded",
     ),
     "validity of bool": (
