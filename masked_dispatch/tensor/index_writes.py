@@ -67,7 +67,9 @@ def _writing_where(
     there = there.reshape(there.shape[: len(places)]).expand(places)
     if _has_all_of(source, there.reshape(*places, *[1] * (len(shape) - len(indices)))):
         source = source.without_extent()
-    n = next(n for n, i in enumerate(indices) if not _is_masked(i))  # (a masked index tensor writes to other dimensions)
+    n = next(
+        n for n, i in enumerate(indices) if not _is_masked(i)
+    )  # (a masked index tensor writes to other dimensions)
     indices[n] = masked(indices[n].expand(places).contiguous(), as_int8(there.contiguous()))
     return indices, source
 

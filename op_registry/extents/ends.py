@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from op_registry.extents.factors import Along, Factor, Positions, as_positions, is_prefix
+from op_registry.extents.factors import Factor, Positions, as_positions, is_prefix
 from op_registry.records.kept import kept_with
 from op_registry.records.tracing import computed_at_once, has_values, recording
 from op_registry.records.validity import as_bool
@@ -46,13 +46,7 @@ def ends_with_batch(factor: Factor, dim: int) -> bool:
 def begins_with_batch(factor: Factor, dim: int) -> bool:
     """The same of the first index, and of the first position."""
     known = as_positions(factor.along[dim])
-    if isinstance(known, Positions) and (known.from_start or (known.parts and _from_start(known.parts[0][1]))):
-        return True
-    return _all_have(factor, dim, 0)
-
-
-def _from_start(known: Along) -> bool:
-    return known is None or (isinstance(known, Positions) and known.from_start)
+    return (isinstance(known, Positions) and known.from_start) or _all_have(factor, dim, 0)
 
 
 def _all_have(factor: Factor, dim: int, index: int) -> bool:

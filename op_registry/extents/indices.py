@@ -103,8 +103,10 @@ def _read(call: Bound, first: str, factor: Factor, labels: Labels) -> Factor:
 
 
 def _differing(call: Bound, first: str, factor: Factor, labels: Labels) -> list[int]:
-    """The dimensions of a result along which an index may read other positions, while the factor knows nothing of them."""
-    free = {a for dim, along in zip(labels.operands[first], factor.along, strict=True) if along is None for a in atoms(dim)}
+    """The dimensions of a result along which an index may read other positions; the factor knows nothing of these."""
+    free = {
+        a for dim, along in zip(labels.operands[first], factor.along, strict=True) if along is None for a in atoms(dim)
+    }
     by_index = {
         dim
         for name, tensor in call.tensors.items()

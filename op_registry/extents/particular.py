@@ -82,7 +82,7 @@ def listed_classes(call: Bound, labels: Labels, run: Run) -> Any:
 
 
 def integrated(call: Bound, labels: Labels, run: Run) -> Any:
-    """trapezoid: its intervals are those of neighbours; the integral over one position or none is 0, as torch has it."""
+    """trapezoid: intervals between neighbours; the integral over one position or none is 0, as torch has it."""
     record = next(iter(records_of(call).values()))
     dim = call["dim"] % record.ndim
     known = [as_positions(f.along[dim]) for f in factors_of(record) if f.along[dim] is not None]

@@ -69,7 +69,9 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
         why = "its rule does not state its dimensions" if dims is None else f"of its dimensions, {dims}"
         raise refuse(call, why)
     if _splits_unordered(call, labels):
-        raise refuse(call, "groups of positions are those of the batch, where samples do not begin; see masked_dispatch.align")
+        raise refuse(
+            call, "groups of positions are those of the batch, where samples do not begin; see masked_dispatch.align"
+        )
     follower = _follower(call, labels)
     if follower in _ON_DENSE and any_stored(call):
         raise NotLowered("it works within each sample, on dense storage")

@@ -228,7 +228,7 @@ def _warn_of_index(factor: Factor, along: Positions, cut: Cut) -> None:
         if not ends_with_batch(factor, cut.dim):
             from_end, count = ("-1", "") if cut.start == -1 else ("-k", ", k")
             batch_end(f"{cut.before}{from_end}]", f"masked_dispatch.last(x, {cut.dim}{count})")
-    elif known_to_hold(cut.start == 0) and not along.from_start and not begins_with_batch(factor, cut.dim):
+    elif known_to_hold(cut.start == 0) and along.contiguous and not begins_with_batch(factor, cut.dim):
         batch_end(str(cut), f"masked_dispatch.first(x, {cut.dim})")
 
 

@@ -13,10 +13,11 @@ from torch.overrides import TorchFunctionMode
 
 import masked_dispatch as md
 
+SIDES = {"right": [1, 0, 0], "left": [0, 0, 1], "centre": [0, 1, 0]}
+
 
 def batch(side: str) -> md.MaskedTensor:
-    there = torch.tensor([[True, True, True], [True, False, False]])
-    return md.padded(md.masked_tensor(torch.ones(2, 3), there if side == "right" else there.flip(1)))
+    return md.padded(md.masked_tensor(torch.ones(2, 3), torch.tensor([[1, 1, 1], SIDES[side]]).bool()))
 
 
 @pytest.fixture
@@ -34,7 +35,18 @@ ENDS: dict[str, tuple[Callable[[Any], object], str, str, str]] = {
     "select": (lambda x: x.select(1, -1), "right", "x[:, -1]", "last(x, 1)"),
     "another dimension": (lambda x: x[:, None].transpose(1, 2)[:, -1], "right", "x[:, -1]", "last(x, 1)"),
     "front": (lambda x: x[:, 0], "left", "x[:, 0]", "first(x, 1)"),
-}
+    "before the last": (lambda x: x[:, -2], "right", "x[:, -k]", "last(x, 1, k)"),
+    "in the middle": (lambda x: x[:, -1], "centre", "x[:, -1]", "last(x, 1)"),
+    "slice in the middle": (lambda x: x[:, -2:], "centre", "x[:, -k:]", "last(x, 1, k)"),
+    "front in the middle": (lambda x: x[:, 0], "centre", "x[:, 0]", "first(x, 1)"),
+    "packed": (lambda x: x.to_packed()[:, -1], "right", "x[:, -1]", "last(x, 1)"),
+    "written": (lambda x: x.__setitem__((slice(None), -1), 0.0), "right", "x[:, -1]", "last(x, 1)"),
+    "packed, written": (lambda x: x.to_packed().__setitem__((..., -1), 0.0), "right", "x[:, -1]", "last(x, 1)"),
+    "COO, written": (
+        lambda x: x.to_sparse().__setitem__((slice(None), slice(-2, None)), 0.0), "right", "x[:, -k:]", "last(x, 1, k)",
+    ),
+    "scattered to": (lambda x: torch.select_scatter(x, torch.zeros(2), 1, -1), "right", "x[:, -1]", "last(x, 1)"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -56,6 +68,7 @@ QUIET: dict[str, tuple[Callable[[Any], object], str]] = {
     "unbind": (lambda x: x.unbind(1), "left"),
     "front": (lambda x: (x[:, 0], x[:, :1]), "right"),
     "end": (lambda x: (x[:, -1], x[:, -2:]), "left"),
+    "joined to a position that all have": (lambda x: torch.cat([x, torch.ones(2, 1)], 1)[:, -1], "right"),
     "trimmed": (lambda x: (x[:, 1:-1], x[:, :-1]), "right"),
     "last sample": (lambda x: (x[-1], x[-1:]), "right"),
     "feature": (lambda x: x[:, :, None].expand(2, 3, 4)[..., -1], "right"),
@@ -120,3 +133,17 @@ def test_torchs_own_code_does_not_warn(warned: list[warnings.WarningMessage]) ->
     module["__name__"] = "of_a_caller"
     module["take"](batch("right"))
     assert [w.category for w in warned] == [md.BatchEndWarning]
+
+
+def computed(x: Tensor) -> Tensor:
+    y = x * 2
+    return y[:, -1] + md.last(y)
+
+
+def test_a_graph_warns_when_it_is_traced_at_the_line_of_its_code(warned: list[warnings.WarningMessage]) -> None:
+    run = torch.compile(computed, fullgraph=True, backend="aot_eager")
+    run(batch("right"))
+    (found,) = [w for w in warned if w.category is md.BatchEndWarning]
+    assert (found.filename, found.lineno) == (__file__, computed.__code__.co_firstlineno + 2)
+    run(batch("right"))
+    assert len([w for w in warned if w.category is md.BatchEndWarning]) == 1

@@ -130,10 +130,6 @@ def test_two_dimensions_of_positions() -> None:
 @pytest.mark.parametrize("function", [md.first, md.last, md.align, md.positions])
 def test_what_has_no_positions_is_refused(function: Callable[..., Tensor]) -> None:
     name, (x, _) = function.__name__, batch("right")
-    with pytest.raises(ValueError, match=rf"{name} takes a batch that knows .*this masked tensor of shape \(4, 6, 2\)"):
-        function(x.without_extent())
-    with pytest.raises(ValueError, match=r"this plain tensor of shape \(2, 3\) does not. masked_dispatch.padded\(x\)"):
-        function(torch.ones(2, 3))
     with pytest.raises(ValueError, match=rf"{name}: dimension 2 .*numbers no positions of its samples; these do: 1"):
         function(x, 2)
     with pytest.raises(ValueError, match=r"dimension 0 of a tensor of shape \(4, 2\) numbers no .*; these do: none"):
@@ -142,6 +138,30 @@ def test_what_has_no_positions_is_refused(function: Callable[..., Tensor]) -> No
         function(x, 3)
     with pytest.raises(ValueError, match=rf"{name}: dimension 0 .*is merged of positions and others; split it first"):
         function(x.flatten(0, 1), 0)
+
+
+def test_without_an_extent_a_tensor_is_there_everywhere() -> None:
+    plain = torch.arange(6.0).view(2, 3)
+    masked = md.masked_tensor(plain, plain != 5)
+    for x in (plain, masked, masked.to_sparse()):
+        assert type(md.last(x)) is type(x)
+        md.testing.assert_close(md.first(x), x[:, 0])
+        md.testing.assert_close(md.last(x), x[:, -1])
+        md.testing.assert_close(md.last(x, 1, 2), x[:, -2:])
+        md.testing.assert_close(md.last(x, 0, 9), x)
+        assert md.align(x) is x
+        assert md.positions(x).tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert md.positions(plain, 0).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_in_a_graph_of_what_it_computed(side: str) -> None:
+    x, _ = batch(side)
+    for f in (md.first, md.last, md.align, md.positions, lambda x: md.last(x, 1, 2)):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, f=f: f(x * 2), fullgraph=True, backend="aot_eager")
+        md.testing.assert_close(compiled(x), f(x * 2))
+        assert compiled(x).extent.equal(f(x * 2).extent)
 
 
 def test_a_negative_number_is_refused() -> None:

@@ -55,6 +55,105 @@ def test_the_integral_over_one_position_is_0() -> None:
     same(torch.trapezoid(x, dim=1), samples, lambda s: torch.trapezoid(s, dim=0))
 
 
+def test_the_integral_over_rows_that_are_not_there_is_not_there() -> None:
+    there = torch.tensor([[[1, 1], [1, 1]], [[1, 0], [0, 0]]]).bool()
+    x = md.padded(md.masked_tensor(torch.ones(2, 2, 2), there), dim=(1, 2))
+    assert torch.trapezoid(x, dim=2).to_tensor(-1).tolist() == [[1, 1], [0, -1]]
+    joined = torch.cat([x[..., 0], torch.ones(2, 1)], 1)  # the second sample has a gap
+    with pytest.raises(md.MaskedSemanticsError, match="intervals along dimension 1 would lie between positions"):
+        torch.trapezoid(joined, dim=1)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_differences_are_each_samples_own(left: bool) -> None:
+    x, samples = batch(4, 2, 3, left=left)
+    for n in (1, 2):
+        same(x.diff(n, dim=1), samples, lambda s, n=n: s.diff(n, dim=0))
+    assert (x > 0).diff(dim=1).dtype is torch.bool
+    assert x.diff(dim=2).extent.equal(x.extent[..., :1])
+
+
+READ_THE_BATCH: dict[str, tuple[Callable[[Tensor], object], str]] = {
+    "gradient": (lambda x: torch.gradient(x, dim=1), "reads the ends of the batch"),
+    "gradient, spacing": (lambda x: torch.gradient(x, spacing=2.0, dim=[1]), "reads the ends of the batch"),
+    "fftshift": (lambda x: torch.fft.fftshift(x, 1), "half the size of the batch"),
+    "ifftshift": (lambda x: torch.fft.ifftshift(x), "half the size of the batch"),
+    "vander": (lambda x: torch.linalg.vander(x[..., 0]), "as many powers as the batch has positions"),
+}
+
+
+@pytest.mark.parametrize("name", READ_THE_BATCH)
+def test_decompositions_that_read_the_batch_are_refused(name: str) -> None:
+    x, _ = batch(3, 2)
+    call, why = READ_THE_BATCH[name]
+    with pytest.raises(md.MaskedSemanticsError, match=why):
+        call(x)
+
+
+def test_along_other_dimensions_they_are_served() -> None:
+    x, samples = batch(3, 2)
+    same(torch.gradient(x, dim=2)[0], samples, lambda s: torch.gradient(s, dim=1)[0])
+    same(torch.fft.fftshift(x, 2), samples, lambda s: torch.fft.fftshift(s, 1))
+    same(torch.linalg.vander(x, N=2), samples, lambda s: torch.linalg.vander(s, N=2))
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_lp_pooling_sums_what_is_valid(left: bool) -> None:
+    data = torch.tensor([[3.0, 0, 5, 6], [3, 4, 3, 4]])
+    there = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1] if left else [1, 1, 0, 0]]).bool()
+    x = md.padded(md.masked_tensor(data, there & (data != 0)), there)
+    found = F.lp_pool1d(x[:, None], 2, 2)[:, 0]
+    assert [row.compressed().square().round().tolist() for row in found] == [[9, 61], [25]]
+
+
+def in_the_middle(*lengths: int) -> md.MaskedTensor:
+    width = max(lengths)
+    index = torch.arange(width)
+    start, n = (width - torch.tensor(lengths)[:, None]) // 2, torch.tensor(lengths)[:, None]
+    there = (index >= start) & (index < start + n)
+    return md.padded(md.masked_tensor(torch.arange(1.0, width + 1).expand(len(lengths), -1), there))
+
+
+def test_groups_of_positions_are_each_samples_own_or_refused() -> None:
+    for call in (lambda x: x.view(2, 3, 2), lambda x: x.unflatten(1, (-1, 2)), lambda x: F.channel_shuffle(x, 2)):
+        with pytest.raises(md.MaskedSemanticsError, match=r"groups of .*positions are those of the batch"):
+            call(in_the_middle(6, 4))
+    assert in_the_middle(6, 2).view(2, 3, 2).sum(2).compressed().tolist() == [3, 7, 11, 7]  # it begins at a group
+    assert in_the_middle(6, 4)[..., None].view(2, 6, 1).shape == (2, 6, 1)
+    compiled = torch.compile(lambda x: x.view(2, 3, 2).sum(2), backend="aot_eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match="groups of 2 positions are those of the batch"):
+        compiled(in_the_middle(6, 4))
+
+
+def test_an_index_for_each_row_reads_what_the_row_has() -> None:
+    there = torch.tensor([[[1, 1], [1, 1]], [[0, 0], [0, 1]]]).bool()  # two dimensions of positions, in front
+    x = md.padded(md.masked_tensor(torch.tensor([[[1.0, 2], [4, 3]], [[9, 9], [9, 5]]]), there), dim=(1, 2))
+    found = x.gather(2, x.argmax(2, keepdim=True))
+    assert found.extent.flatten().tolist() == [True, True, False, True]
+    assert found.compressed().tolist() == [2, 4, 5]
+
+
+def test_parts_of_merged_dimensions_have_sizes() -> None:
+    there = torch.zeros(2, 1, 4, 4, dtype=torch.bool)
+    there[0], there[1, :, :2, :2] = True, True
+    found = F.pixel_unshuffle(md.padded(md.masked_tensor(torch.ones(2, 1, 4, 4), there), dim=(2, 3)), 2)
+    assert found.extent.expand(found.shape).sum((1, 2, 3)).tolist() == [16, 4]
+    x, _ = batch(4, 2, width=5)
+    found = F.conv_transpose1d(x, torch.ones(4, 2, 3, dtype=torch.float64))  # its channels are positions
+    torch.testing.assert_close(found.get_data()[1], F.conv_transpose1d(x.to_tensor(0), torch.ones(4, 2, 3).double())[1])
+
+
+def test_a_thousand_views_of_two_factors_are_one() -> None:
+    x = (
+        md.from_lengths(torch.ones(2, 4), torch.tensor([4, 2]))[:, :, None]
+        * md.from_lengths(torch.ones(2, 3), torch.tensor([1, 3]))[:, None]
+    )
+    y = x
+    for _ in range(1200):
+        y = y.transpose(1, 2) + 1
+    assert y.extent.equal(x.extent)
+
+
 @pytest.mark.parametrize("left", [False, True])
 def test_causal_attention_of_steps_to_themselves(left: bool) -> None:
     x, samples = batch(4, 1, 3, left=left)
@@ -102,6 +201,13 @@ def test_ctc_of_samples() -> None:
         for n, s in enumerate(samples)
     ]
     torch.testing.assert_close(result.to_tensor(0), torch.cat(want))
+
+
+def test_ctc_behind_padding_is_refused() -> None:
+    x, _ = batch(4, 2, width=3, left=True)
+    targets = torch.ones(2, 1, dtype=torch.long)
+    with pytest.raises(md.MaskedSemanticsError, match="lengths count from the start of the batch"):
+        F.ctc_loss(x.log_softmax(2).transpose(0, 1), targets, torch.tensor([4, 2]), torch.tensor([1, 1]))
 
 
 def test_a_diagonal_of_features() -> None:
