@@ -19,6 +19,7 @@ sparse.py         calls with sparsely stored arguments: a lowering, else dense s
 sparse_writes.py  writes to sparse storage, and updates of plain tensors at sparse coordinates
 sparsify.py       operators that select the elements to be stored sparsely
 control_flow.py   torch.cond, scan and while_loop with masked operands
+positions.py      first, last, align and positions of padded batches
 library.py        this library's own operators (torch.ops.masked_dispatch)
 overlays.py       the registry's overlays in backward
 compile.py        preparation for torch.compile and torch.export

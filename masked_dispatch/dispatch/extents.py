@@ -25,7 +25,7 @@ from masked_dispatch.update_policy import STATES, TO_PADDED, dropped
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.extents.factors import Extent, confined, conjunction, factors_of
 from op_registry.extents.follow import is_all_valid
-from op_registry.extents.found import padded_along
+from op_registry.extents.found import there_too
 from op_registry.extents.masks import of_target, same_mask
 from op_registry.extents.regions import explicit
 from op_registry.extents.run import run_with_extents
@@ -182,8 +182,8 @@ def _with_extents_of(result: Tensor, source: Tensor, targets: Sequence[Tensor]) 
 def _with_extent_of(result: Tensor, source: Tensor, target: Tensor) -> Tensor:
     if not isinstance(target, MaskedTensor) or target._extent is None:
         return result
-    for there, known in of_target(record_below(target), record_below(source)):
-        result = wrap_any(padded_along(unwrap_any(result), there, known))
+    for factor in of_target(record_below(target), record_below(source)):
+        result = wrap_any(there_too(unwrap_any(result), factor))
     return result
 
 

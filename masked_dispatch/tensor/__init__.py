@@ -24,6 +24,7 @@ no_memory.py      methods that ask for one piece of memory: refused
 saved.py          checks of the contents of a file, before a tensor is rebuilt from it
 saved_extents.py  which positions are there, in a file
 indexing.py       assignment by index to sparse storage
+index_writes.py   x[:, a:-b] = v: the part of each sample, and of sparse storage, in one operator
 cache_key.py      the key of a masked tensor in torch's caches of compiled graphs
 code_version.py   the version of the code, in graphs that make masked tensors
 named_pieces.py   x.stored_bytes, x.values(), x.indices() …: the stored values and index tensors

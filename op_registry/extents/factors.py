@@ -82,10 +82,10 @@ LETTERS: dict[str, Along] = {
 
 
 def letters_of(along: Sequence[Along]) -> str:
-    """A letter for what is known of each dimension; of merged ones, that they are scattered."""
+    """A letter for what is known of each dimension, of which none is merged of others."""
     letters = {known: letter for letter, known in LETTERS.items()}
-    plain = (Positions(a.contiguous, a.from_start) if isinstance(a, Positions) else a for a in along)
-    return "".join(letters[without_order(a) if isinstance(a, Merged) else a] for a in plain)
+    plain = (Positions(a.contiguous, a.from_start) if isinstance(a, Positions) else a and SAMPLES for a in along)
+    return "".join(letters[a] for a in plain)
 
 
 def numbers_positions(along: Along) -> bool:

@@ -96,9 +96,14 @@ def padded_along(record: AnyRecord, there: Tensor, known: str) -> Any:
         layout_of(there, dim) if letter == "?" else with_count(LETTERS[letter], there, dim)
         for dim, letter in enumerate(known)
     )
+    return there_too(record, Factor(along, there))
+
+
+def there_too(record: AnyRecord, factor: Factor) -> Any:
+    """The record, whose positions are there only where a factor has them, too."""
     before = record.extent
     is_mask = is_all_valid(record) if before is None else before.is_mask
-    return with_extent(confined(record, there), extent_of([*factors_of(record), Factor(along, there)], is_mask))
+    return with_extent(confined(record, factor.there), extent_of([*factors_of(record), factor], is_mask))
 
 
 def of_packed(record: Sparse) -> Sparse:

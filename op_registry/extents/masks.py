@@ -21,7 +21,6 @@ from op_registry.extents.factors import (
     extent_of,
     factors_of,
     first_known,
-    letters_of,
     maybe_empty,
     where_all,
     with_extent,
@@ -60,15 +59,13 @@ def _led(record: AnyRecord, ndim: int) -> list[Factor]:
     return [Factor((*lead, *f.along), f.there[lead]) for f in factors_of(record)]
 
 
-def of_target(target: AnyRecord, source: AnyRecord) -> list[tuple[Tensor, str]]:
-    """What a source that takes its shape from `target` takes of its extent: booleans, and letters for their dimensions.
-
-    These are the factors of dimensions whose positions the target numbers and the source does not.
+def of_target(target: AnyRecord, source: AnyRecord) -> list[Factor]:
+    """What a source that takes its shape from `target` takes of its extent: the factors of dimensions whose positions
+    the target numbers and the source does not.
     """
     lead = target.ndim - source.ndim
     own = {d + lead for factor in factors_of(source) for d in factor.depends}
-    taken = [f for f in factors_of(target) if f.positions and not own.issuperset(f.positions)]
-    return [(f.there, letters_of(f.along)) for f in taken]
+    return [f for f in factors_of(target) if f.positions and not own.issuperset(f.positions)]
 
 
 def placed_as(record: AnyRecord, other: AnyRecord) -> Any:

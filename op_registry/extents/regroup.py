@@ -153,8 +153,9 @@ def reshaped(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Facto
 
 
 def misplaced(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Iterator[tuple[Tensor, str]]:
-    """Where groups of positions that other sizes make are each sample's own, bool, and what to say where not; of
-    samples that are not known to begin at index 0.
+    """Where groups of positions that a change of sizes makes are each sample's own, bool, and what to say elsewhere.
+
+    Of samples that are not known to begin at index 0.
     """
     parts = [p for s, a in zip(shape, factor.along, strict=True) for p in (a.parts if _splits(a, s) else [(s, a)])]
     dim = start = 0
