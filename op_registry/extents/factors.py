@@ -84,8 +84,9 @@ LETTERS: dict[str, Along] = {
 def letters_of(along: Sequence[Along]) -> str:
     """A letter for what is known of each dimension; of merged ones, that they are scattered."""
     letters = {known: letter for letter, known in LETTERS.items()}
-    plain = (Positions(a.contiguous, a.from_start) if isinstance(a, Positions) else a for a in along)
-    return "".join(letters[without_order(a) if isinstance(a, Merged) else a] for a in plain)
+    plain = (without_order(a) if isinstance(a, Merged) else a for a in along)
+    known = (Positions(a.contiguous, a.from_start) if isinstance(a, Positions) else a for a in plain)
+    return "".join(letters[SAMPLES if isinstance(a, Samples) else a] for a in known)
 
 
 def numbers_positions(along: Along) -> bool:

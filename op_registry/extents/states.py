@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from op_registry.bound import Bound
-from op_registry.dimensions.labels import Dimension, Labels
+from op_registry.dimensions.labels import Dimension, Labels, atoms
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents import regroup
+from op_registry.extents import indices
 from op_registry.extents.combine import both, combined, laid_out, met
 from op_registry.extents.factors import (
     NUMBERS,
@@ -44,6 +44,7 @@ from op_registry.extents.follow import (
     with_factors,
 )
 from op_registry.extents.found import layout_of
+from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
@@ -90,11 +91,24 @@ def kept(call: Bound, labels: Labels, result: Any) -> Any:
             state.moved(there)
             for name, operand in records_of(call).items()
             for state in states_of(operand)
-            for there in carried_state(state.there, labels.operands[name], dims, sizes, operand, inner)
+            for there in _in_result(call, labels, name, state.there, dims, sizes, inner)
         ]
         return with_states(record, merged(found))
 
     return for_each_result(result, labels.results, of_result)
+
+
+def _in_result(
+    call: Bound, labels: Labels, name: str, there: Factor, dims: Sequence[Dimension], sizes: Any, result: AnyRecord
+) -> list[Factor]:
+    """The factor of a state in a result: as carried, and where samples are moved by an operator, moved so, too."""
+    record, roles = call.tensors[name], {labels.role_of(labels.operands[name][d]) for d in there.depends}
+    if not roles & {"moved", "indexed", "front"}:
+        return carried_state(there, labels.operands[name], dims, sizes, record, result)
+    first = next(iter(call.tensors))
+    if "front" in roles or name != first or not isinstance(record, Dense) or len(labels.results) > 1:
+        return []
+    return [indices.read(call, first, there, labels)]
 
 
 def carried_state(
@@ -106,9 +120,7 @@ def carried_state(
     result: AnyRecord,
 ) -> list[Factor]:
     """The factor of a state in a result, if the result has all dimensions that it depends on."""
-    gone = [
-        d for d in there.depends if not set(regroup.atoms(operand[d])) <= {a for r in dims for a in regroup.atoms(r)}
-    ]
+    gone = [d for d in there.depends if not set(atoms(operand[d])) <= {a for r in dims for a in atoms(r)}]
     return [] if gone else carried_to([there], operand, dims, sizes, record, result)
 
 
