@@ -54,7 +54,7 @@ from op_registry.extents.found import with_count
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
-from op_registry.records.tracing import assert_when_run, being_traced, may_be_read, recording, values_of
+from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import InsideRule, Rule, Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
