@@ -198,7 +198,7 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
         return torch.ops.masked_dispatch.without_extent(self)
 
     def _check_no_extent(self, how: str) -> None:
-        if self._extent is not None:
+        if self._extent is not None and self._extent.factors:
             raise MaskedSemanticsError(extent_not_carried(self, how))
 
     # -------------------------------------------------------------------------------------------------- storage

@@ -22,7 +22,7 @@ from op_registry.sparse.permuted import AnyRecord
 
 def parts_of_extent(extent: Extent | None) -> tuple[tuple[Any, ...], ...]:
     """What a file holds of an extent, as the last argument of a builder; nothing for a tensor without one."""
-    if extent is None:
+    if extent is None or not extent.factors:  # (of which step a tensor is the state, a file does not say)
         return ()
     theres = (None if factor.said is None else without_kept(factor.there) for factor in extent.factors)
     return ((extent.is_mask, known_of(extent, counts=True), *theres),)

@@ -174,10 +174,15 @@ def _check_joined(factor: Factor, gone: Sequence[int], dim: int, name: str) -> N
         "their positions do not belong together. Move the samples to the front first, masked_dispatch.align(x, "
         f"{dim}); or drop what is known of the padding, x.without_extent()."
     )
-    if being_traced(there) or recording():
-        assert_when_run(same, text)
-    elif not bool(values_of(same).all()):
-        raise MaskedSemanticsError(text)
+    check_holds(same, MaskedSemanticsError(text))
+
+
+def check_holds(condition: Tensor, error: MaskedSemanticsError) -> None:
+    """Raise an error unless a condition holds everywhere; in a graph, when it runs."""
+    if being_traced(condition) or recording():
+        assert_when_run(condition, str(error))
+    elif not bool(values_of(condition).all()):
+        raise error
 
 
 def _met_along(

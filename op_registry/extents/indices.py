@@ -80,7 +80,7 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
         return with_factors(result, [Factor(_known_of_read(first, hidden[0], labels))], padded=True, grows=False)
     if any_stored(call):
         raise NotLowered("it reads at positions of samples, on dense storage")
-    moved = [_read(call, first, f, labels) for f in hidden]
+    moved = [read(call, first, f, labels) for f in hidden]
     return with_factors(result, combined([*others, moved], call.rule.name), only_padded(records))
 
 
@@ -99,7 +99,7 @@ def _check_meetings(call: Bound, labels: Labels, records: Mapping[str, AnyRecord
     check_meetings(call, replace(labels, operands=operands), given, sizes_of(call, labels))
 
 
-def _read(call: Bound, first: str, factor: Factor, labels: Labels) -> Factor:
+def read(call: Bound, first: str, factor: Factor, labels: Labels) -> Factor:
     """A factor of the operand that is read, at the positions that are read. (A missing index is there.)"""
     record = call.tensors[first]
     read = call.with_(**{first: Dense(factor.there.expand(record.shape))}).run()

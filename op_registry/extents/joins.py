@@ -46,10 +46,15 @@ from op_registry.sparse.permuted import AnyRecord
 
 
 def unsqueezed(call: Bound, labels: Labels, run: Run) -> Outcome:
-    """A dimension of size 1 more, which numbers nothing yet; of what depends on no samples, the one that it is."""
+    """A dimension of size 1 more."""
     record = next(iter(call.tensors.values()))
     result = call.applied(run)
-    dim = call["dim"] % result.ndim
+    return with_new_dimension(record, result, call["dim"] % result.ndim)
+
+
+def with_new_dimension(record: AnyRecord, result: AnyRecord, dim: int) -> Outcome:
+    """The result, a record with a dimension of size 1 more: it numbers nothing yet, or what is by itself."""
+    assert record.extent is not None
     factors = [with_new(f, dim) for f in factors_of(record)]
     kept = tuple(s.moved(with_new(s.there, dim)) for s in record.extent.states)
     return Outcome(result, made_of(factors, record.extent.is_mask, dim, kept))

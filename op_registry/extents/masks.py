@@ -98,7 +98,7 @@ def united_in_groups(record: AnyRecord, dim: int, numbers: Tensor, groups: int) 
 
 def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
     """A sum of what is valid: a position is there where one operand's is."""
-    extents: list[Extent | None] = [record.extent for record in records]
+    extents: list[Extent | None] = [r.extent if r.extent is not None and r.extent.factors else None for r in records]
     if all(extent is None for extent in extents) or any(e is None for e in extents):
         return total  # a tensor without an extent is there everywhere
     if all(extent is extents[0] for extent in extents) and same_mask(records):

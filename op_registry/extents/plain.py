@@ -7,6 +7,7 @@ from typing import Any
 from op_registry.extents.factors import SAMPLES, Along, Extent, Merged, Positions, Samples
 
 # None, ("samples",), ("positions", contiguous, from_start, parts) or ("merged", parts); parts are (size, known) each.
+# Samples end with True where a join has made the dimension of samples that may lie at different places.
 # Positions end with True where every sample is known to have one: files say so, messages between ranks do not, whose
 # samples are others.
 Plain = tuple[Any, ...] | None
@@ -21,7 +22,7 @@ def in_plain(along: Along, counts: bool) -> Plain:
     if along is None:
         return None
     if isinstance(along, Samples):
-        return ("samples",)
+        return ("samples", True) if along.apart else ("samples",)
     parts = tuple((size, in_plain(part, counts)) for size, part in along.parts)
     if isinstance(along, Merged):
         return ("merged", parts)
@@ -36,6 +37,8 @@ def read(plain: object) -> Along:
             return None
         case ("samples",):
             return SAMPLES
+        case ("samples", True):
+            return Samples(apart=True)
         case ("positions", bool(contiguous), bool(from_start), parts):
             return Positions(contiguous, from_start, _parts(parts))
         case ("positions", bool(contiguous), bool(from_start), parts, True):

@@ -24,7 +24,6 @@ from op_registry.extents.factors import (
     numbers_positions,
     without_order,
 )
-from op_registry.records.tracing import may_be_read
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def _steps_within(data: Tensor, dim: int, start: int, size: int, stride: int) ->
 
 def shown(extent: Extent, region: Region) -> Extent | None:
     """The extent of the part of a tensor that a region is."""
-    factors = [f for factor in extent.factors if (f := _in_view(factor, region)).depends and not _says_nothing(f)]
+    factors = [f for factor in extent.factors if (f := _in_view(factor, region)).depends]
     states = tuple(s.moved(_in_view(s.there, region)) for s in extent.states)
     return made_of(factors, extent.is_mask, states=states)
 
@@ -93,11 +92,6 @@ def _in_view(factor: Factor, region: Region) -> Factor:
         if v is not None:
             along[v] = known if whole else _in_part(known)
     return Factor(tuple(along), None if factor.said is None else _to_view(factor.there, region), factor.step)
-
-
-def _says_nothing(factor: Factor) -> bool:
-    """Whether a factor has a boolean of its own that is known to be everywhere: of rows that nobody has written yet."""
-    return factor.said is not None and may_be_read(factor.there) and bool(factor.there.all())
 
 
 def there_in(factors: Sequence[Factor], region: Region) -> Tensor | None:
@@ -217,8 +211,8 @@ def _placed(
     if any(known is not None and v not in region.dims for v, known in enumerate(factor.along)):
         return None
     along: list[Along] = []
-    # (a dimension that the view does not have is cut, also if it has one index alone)
-    whole = [w and v is not None for w, v in zip(region.whole, region.dims, strict=True)]
+    # (if it shows all of the tensor, it is a dimension that the view does not have that one sample, or step, numbers)
+    whole = [v is not None for v in region.dims] if all(region.whole) else region.whole
     for d, v in enumerate(region.dims):
         known = None if v is None else factor.along[v]  # (where everything is there, samples are contiguous from 0)
         along.append(known if whole[d] else SAMPLES if known is None else _with_part(base, d, shape[d], region, known))

@@ -13,14 +13,15 @@ from torch import Tensor
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents import regroup, states, stored
-from op_registry.extents.combine import combined
+from op_registry.extents import joins, regroup, states, stored
+from op_registry.extents.combine import check_holds, combined
 from op_registry.extents.factors import (
     SAMPLES,
     Extent,
     Factor,
     Merged,
     Positions,
+    Samples,
     along_dim,
     as_positions,
     conjunction,
@@ -30,6 +31,7 @@ from op_registry.extents.factors import (
     index_along,
     is_prefix,
     maybe_empty,
+    narrowed,
     numbers_positions,
     where_all,
     with_extent,
@@ -51,7 +53,8 @@ from op_registry.extents.follow import (
 from op_registry.extents.found import with_count
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import assert_when_run, being_traced, may_be_read, recording, values_of
+from op_registry.records.dims import known_to_hold
+from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import InsideRule, Rule, Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
@@ -198,14 +201,32 @@ def reshaped(call: Bound, run: Run) -> Any:
     if result is record:
         return result
     for own, what in [found for f in factors_of(record) for found in regroup.misplaced(f, record.shape, result.shape)]:
-        refusal = refuse(call, f"{what}, where samples do not begin at one; see masked_dispatch.align")
-        if being_traced(own) or recording():
-            assert_when_run(own, str(refusal))
-        elif not bool(values_of(own.all())):
-            raise refusal
-    factors = [regroup.reshaped(f, record.shape, result.shape) for f in factors_of(record)]
-    kept = [s.moved(regroup.reshaped(s.there, record.shape, result.shape)) for s in record.extent.states]
+        check_holds(own, refuse(call, f"{what}, where samples do not begin at one; see masked_dispatch.align"))
+    new = _inserted(record.shape, result.shape)
+    shape = record.shape if new is None else (*record.shape[:new], 1, *record.shape[new:])
+    if new is not None and _same_sizes(shape, result.shape):
+        return joins.with_new_dimension(record, result, new)
+
+    def moved(factor: Factor) -> Factor:
+        return regroup.reshaped(factor if new is None else joins.with_new(factor, new), shape, result.shape)
+
+    factors = [moved(f) for f in factors_of(record)]
+    kept = [s.moved(moved(s.there)) for s in record.extent.states]
     return states.with_states(with_factors(result, factors, record.extent.is_mask, grows=False), kept)
+
+
+def _inserted(shape: Sequence[int], size: Sequence[int]) -> int | None:
+    """A dimension of size 1 that sizes have and a shape has not: any, if it is the only difference, or the first."""
+    ones = [d for d, n in enumerate(size) if known_to_hold(n == 1)]
+    if len(size) == len(shape) + 1:
+        for d in ones:
+            if _same_sizes((*size[:d], *size[d + 1 :]), shape):
+                return d
+    return 0 if ones[:1] == [0] and not (shape and known_to_hold(shape[0] == 1)) else None
+
+
+def _same_sizes(a: Sequence[int], b: Sequence[int]) -> bool:
+    return len(a) == len(b) and all(known_to_hold(m == n) for m, n in zip(a, b, strict=True))
 
 
 def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
@@ -301,6 +322,7 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     record = with_extent(record, _unsure(record.extent, along))
     if record.validity is None:
         record = Dense(record.data, conjunction(factors_of(record)), record.extent)
+    record = _alike_in_channels(call, labels, record, dims)
     through = [f for f in factors_of(record) if any(labels.role_of(dims[d]) == "contracted" for d in f.depends)]
     if through:
         return _through_channels(call.with_(**{name: record}), labels, name, through, run)
@@ -316,6 +338,26 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
         result = call.with_(**{name: record}).run(rule)
     # Every window of a sample's own has a result, and no other has: where nothing is missing, that is the mask.
     return for_each(result, lambda r: _counted(r, along, padded))
+
+
+def _alike_in_channels(call: Bound, labels: Labels, record: Dense, dims: Sequence[Any]) -> Dense:
+    """The record, whose channels are known to have the same positions: of signals that were stacked.
+
+    Raises MaskedSemanticsError if they have not.
+    """
+    found = []
+    for factor in factors_of(record):
+        channels = [d for d in factor.depends if labels.role_of(dims[d]) == "contracted"]
+        windows = any(labels.role_of(dims[d]) == "window" for d in factor.depends)
+        if windows and channels and all(isinstance(factor.along[d], Samples) for d in channels):
+            any_of = factor.there.amax(channels, keepdim=True) if factor.there.numel() else factor.there
+            why = "the positions that are there differ from channel to channel"
+            check_holds(factor.there == any_of, refuse(call, why))
+            known = [None if d in channels else along for d, along in enumerate(factor.along)]
+            factor = Factor(tuple(known), narrowed(any_of, known))
+        found.append(factor)
+    is_mask = record.extent is not None and record.extent.is_mask
+    return Dense(record.data, record.validity, extent_of(found, is_mask))
 
 
 def _through_channels(call: Bound, labels: Labels, name: str, through: Sequence[Factor], run: Run) -> Any:

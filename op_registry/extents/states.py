@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from op_registry.bound import Bound
-from op_registry.dimensions.labels import Dimension, Labels
+from op_registry.dimensions.labels import Dimension, Elementwise, Labels, atoms
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents import regroup
-from op_registry.extents.combine import both, combined, laid_out, met
+from op_registry.extents import indices
+from op_registry.extents.combine import combined, laid_out, met
 from op_registry.extents.factors import (
     NUMBERS,
     SAMPLES,
@@ -44,6 +44,8 @@ from op_registry.extents.follow import (
     with_factors,
 )
 from op_registry.extents.found import layout_of
+from op_registry.laws.categories import ASSIGNMENT
+from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
@@ -80,7 +82,9 @@ def _is_whole(record: AnyRecord) -> bool:
 
 def kept(call: Bound, labels: Labels, result: Any) -> Any:
     """The results of a call, which are states of the steps that its operands are states of."""
-    sizes = sizes_of(call, labels)
+    sizes, records = sizes_of(call, labels), records_of(call)
+    if call.rule.category is ASSIGNMENT and isinstance(call.rule.dims, Elementwise):
+        records.pop(next(iter(records)))  # all of it is written
 
     def of_result(record: Any, dims: Sequence[Dimension]) -> Any:
         inner = record.record if isinstance(record, Outcome) else record
@@ -88,13 +92,28 @@ def kept(call: Bound, labels: Labels, result: Any) -> Any:
             return record
         found = [
             state.moved(there)
-            for name, operand in records_of(call).items()
+            for name, operand in records.items()
             for state in states_of(operand)
-            for there in carried_state(state.there, labels.operands[name], dims, sizes, operand, inner)
+            for there in _in_result(call, labels, name, state.there, dims, sizes, inner)
         ]
         return with_states(record, merged(found))
 
     return for_each_result(result, labels.results, of_result)
+
+
+def _in_result(
+    call: Bound, labels: Labels, name: str, there: Factor, dims: Sequence[Dimension], sizes: Any, result: AnyRecord
+) -> list[Factor]:
+    """The factor of a state in a result: as carried, and where samples are moved by an operator, moved so, too."""
+    record = call.tensors[name]
+    # (along positions, flip and roll act within each sample)
+    roles = {labels.role_of(labels.operands[name][d]) for d in there.depends if not record.extent.numbers(d)}
+    if not roles & {"moved", "indexed", "front"}:
+        return carried_state(there, labels.operands[name], dims, sizes, record, result)
+    first = next(iter(call.tensors))
+    if "front" in roles or name != first or not isinstance(record, Dense) or len(labels.results) > 1:
+        return []
+    return [indices.read(call, first, there, labels)]
 
 
 def carried_state(
@@ -106,23 +125,19 @@ def carried_state(
     result: AnyRecord,
 ) -> list[Factor]:
     """The factor of a state in a result, if the result has all dimensions that it depends on."""
-    gone = [
-        d for d in there.depends if not set(regroup.atoms(operand[d])) <= {a for r in dims for a in regroup.atoms(r)}
-    ]
+    gone = [d for d in there.depends if not set(atoms(operand[d])) <= {a for r in dims for a in atoms(r)}]
     return [] if gone else carried_to([there], operand, dims, sizes, record, result)
 
 
 def merged(found: Sequence[State]) -> list[State]:
-    """One state for each recurrence and each of its steps that a tensor is computed from: the steps that all have."""
+    """The latest step of each recurrence: what is computed from a state and from an earlier one is of its step."""
     result: list[State] = []
     for state in found:
         n = next((n for n, s in enumerate(result) if s.recurrence == state.recurrence and _same_dims(s, state)), None)
         if n is None:
             result.append(state)
-        elif result[n].there.said is not state.there.said:
-            other = result[n]
-            number = state.number if state.number == other.number else next(NUMBERS)
-            result[n] = State(both(other.there, state.there), state.recurrence, number)
+        elif state.number > result[n].number:
+            result[n] = state
     return result
 
 
@@ -157,9 +172,9 @@ def stacked(
                 "torch.stack([h.without_extent() for h in states], 1).mask_with(there)."
             )
         else:
-            state = _laid(mine, sizes, dim, SCATTERED)
+            factor, state = _at_steps(_laid(mine, sizes, dim, SCATTERED), dim)
+            found.append(factor)
             kept.append(state)
-            found.append(_at_steps(state.there, dim))
     return found, kept
 
 
@@ -172,12 +187,16 @@ def _laid(mine: Sequence[Sequence[State]], sizes: Sequence[int], dim: int, along
     return State(Factor((*known[:dim], along, *known[dim + 1 :]), there), given[0].recurrence, next(NUMBERS))
 
 
-def _at_steps(factor: Factor, dim: int) -> Factor:
-    """Where states are there that are steps of one recurrence along `dim`; everywhere if they are of one step."""
-    there = factor.there
-    same = (there == there.narrow(dim, 0, 1)).all()
-    there = there | as_int8(same)
-    return factor.knowing(dim, layout_of(there, dim)).moved_by(lambda _: there)
+def _at_steps(state: State, dim: int) -> tuple[Factor, State]:
+    """Where states are there that are steps of one recurrence along `dim`.
+
+    If they say the same they are of one step (as two states that `where` holds are): all are there, and remain states.
+    """
+    steps = state.there.there
+    same = as_int8((steps == steps.narrow(dim, 0, 1)).all())
+    there = steps | same
+    factor = Factor(state.there.along, there).knowing(dim, layout_of(there, dim))
+    return factor, state.moved(replace(state.there, said=steps | (1 - same)))
 
 
 # -------------------------------------------------------------------------------------------------- what makes a state

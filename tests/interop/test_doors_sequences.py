@@ -183,7 +183,7 @@ def test_only_tensors_of_torch_masked_are_taken() -> None:
         interop.from_torch_masked(torch.ones(2))  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------- torch's own pack_padded_sequence, of padded batches
+# ------------------------------------------------------------------ torch's own pack_padded_sequence, of padded batches
 
 
 @pytest.mark.parametrize("stored", [lambda x: x, lambda x: x.to_packed()], ids=["dense", "packed"])

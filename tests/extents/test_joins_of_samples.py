@@ -1,0 +1,323 @@
+"""Rows that were taken apart are the batch again, steps and states of loops are there where samples have the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import masked_dispatch as md
+from masked_dispatch import MaskedSemanticsError
+
+# x[:, 0] of samples in the middle is an end of the batch: loops over all steps read it.
+pytestmark = pytest.mark.filterwarnings("ignore:x.*is an end of the batch")
+ROWS = [torch.tensor([1.0, 2, 3, 4]), torch.tensor([5.0, 6]), torch.tensor([7.0])]
+
+
+def batch(side: str = "right", rows: list[Tensor] = ROWS) -> Any:
+    """1 2 3 4; 5 6; 7, as a batch."""
+    width = max(map(len, rows))
+    data, there = torch.full((len(rows), width), float("nan")), torch.zeros(len(rows), width, dtype=torch.bool)
+    for b, row in enumerate(rows):
+        first = {"right": 0, "left": width - len(row), "centre": (width - len(row)) // 2}[side]
+        data[b, first : first + len(row)], there[b, first : first + len(row)] = row, True
+    return md.padded(md.masked_tensor(data, there), dim=1)
+
+
+def what_is_there(x: Any, number: int = 3) -> list[list[float]]:
+    """The elements of each sample; NaN where they are missing."""
+    x = x if x.layout is torch.strided and type(x) is md.MaskedTensor else x.to_dense()
+    there = torch.ones(x.shape, dtype=torch.bool) if x.extent is None else x.extent
+    data = x.detach().to_tensor(float("nan"))
+    return [[round(v, 4) for v in data[b][there[b]].tolist()] for b in range(number)]
+
+
+DOUBLED = [[2.0, 4, 6, 8], [10.0, 12], [14.0]]
+SPELLINGS: dict[str, Callable[[Any], Any]] = {
+    "stack of x[b]": lambda x: torch.stack([x[b] * 2 for b in range(len(x))]),
+    "stack of unbind": lambda x: torch.stack([r * 2 for r in x.unbind(0)]),
+    "vstack": lambda x: torch.vstack([r * 2 for r in x]),
+    "cat of x[b][None]": lambda x: torch.cat([r[None] * 2 for r in x]),
+    "cat of r.unsqueeze(0), worked on": lambda x: torch.cat([(r * 2).unsqueeze(0) + 0 for r in x]),
+    "cat of views of one row": lambda x: torch.cat([(r * 2).view(1, -1) for r in x]),
+    "cat of slices": lambda x: torch.cat([x[b : b + 1] * 2 for b in range(len(x))]),
+    "cat of split": lambda x: torch.cat([r * 2 for r in x.split(1)]),
+    "stack of squeezed parts": lambda x: torch.stack([r.squeeze(0) * 2 for r in x.split(1)]),
+    "the first and the others": lambda x: torch.cat([x[0][None], x[1:]]) * 2,
+    "a stack behind": lambda x: torch.stack([r * 2 for r in x], -1).mT,
+    "column_stack": lambda x: torch.column_stack([r * 2 for r in x]).mT,
+    "samples, then steps": lambda x: torch.stack([torch.stack([x[b][t] * 2 for t in range(4)]) for b in range(len(x))]),
+    "steps": lambda x: torch.stack([x[:, t] * 2 for t in range(x.shape[1])], 1),
+    "steps that a view made": lambda x: torch.cat([(x[:, t] * 2).view(-1, 1) for t in range(x.shape[1])], 1),
+    "unsqueezed steps": lambda x: torch.cat([(s * 2)[:, None] for s in x.unbind(1)], 1),
+    "steps first": lambda x: torch.stack([s * 2 for s in x.unbind(1)]).mT,
+    "default_collate": lambda x: torch.utils.data.default_collate([r * 2 for r in x]),
+}
+
+
+@pytest.mark.parametrize("side", ["right", "left", "centre"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_what_was_taken_apart_is_the_batch_again(name: str, side: str) -> None:
+    x = batch(side).requires_grad_()
+    y = SPELLINGS[name](x)
+    assert what_is_there(y) == DOUBLED
+    assert y.extent.equal(x.extent)
+    if name != "default_collate":
+        y.sum().backward()
+        assert x.grad.to_tensor(0.0).equal(x.extent * 2.0)
+
+
+@pytest.mark.parametrize("storage", ["to_packed", "to_sparse", "to_sparse_csr"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_in_every_storage(name: str, storage: str) -> None:
+    assert what_is_there(SPELLINGS[name](getattr(batch(), storage)())) == DOUBLED
+
+
+@pytest.mark.parametrize("lengths", [[3], [2, 2], [0, 2]])
+def test_one_sample_equal_lengths_and_an_empty_one(lengths: list[int]) -> None:
+    x = batch(rows=[torch.arange(1.0, n + 1) for n in lengths])
+    for name in ("stack of x[b]", "vstack", "cat of x[b][None]"):
+        y = SPELLINGS[name](x)
+        assert y.extent.equal(x.extent)
+        # Two such batches, joined, keep their rows.
+        longer = torch.cat([y, SPELLINGS[name](batch(rows=[torch.arange(1.0, x.shape[1] + 1)]))])
+        assert longer.extent.sum(1).tolist() == [*lengths, x.shape[1]]
+
+
+def test_a_mean_over_time_of_rows() -> None:
+    assert torch.stack([r.exp().log() for r in batch()]).mean(1).to_tensor(0.0).tolist() == pytest.approx([2.5, 5.5, 7])
+
+
+def test_a_plain_row_has_the_positions_of_the_longest() -> None:
+    x = batch()
+    assert what_is_there(torch.stack([x[1], torch.zeros(4), x[2]])) == [[5, 6], [0, 0], [7]]
+
+
+# ---------------------------------------------------------------------------------------------------- sums over samples
+
+
+def test_a_sum_over_samples_that_were_joined() -> None:
+    x = batch()
+    assert torch.stack(x.unbind(0)).sum(0).to_tensor(0.0).tolist() == [13, 8, 3, 4]
+    assert torch.einsum("bt,b->t", torch.stack(x.unbind(0)), torch.ones(3)).to_tensor(0.0).tolist() == [13, 8, 3, 4]
+
+
+@pytest.mark.parametrize("reduced", [lambda y: y.sum(0), lambda y: y.amax(0), lambda y: torch.ones(3) @ y])
+def test_a_sum_over_samples_at_different_places_is_refused(reduced: Callable[[Any], Any]) -> None:
+    rows = batch("left").unbind(0)
+    with pytest.raises(MaskedSemanticsError, match=r"lie at different places along dimension 1: .*align\(x, 1\)"):
+        reduced(torch.stack(rows))
+    aligned = md.align(torch.stack(rows), 1)
+    assert what_is_there(torch.stack(aligned.unbind(0)).sum(0)[None], 1) == [[13, 8, 3, 4]]
+    # Rows at one place are summed.
+    assert torch.stack([rows[0], rows[0]]).sum(0).to_tensor(0.0).tolist() == [2, 4, 6, 8]
+
+
+# ------------------------------------------------------------------------------------------------------------- features
+
+
+def test_parts_that_are_joined_along_features_intersect() -> None:
+    x = batch()[..., None]
+    both = torch.cat([x, x[:, 1:].cumsum(1).sum(1, keepdim=True).expand(3, 4, 1)], -1)
+    assert both.extent[..., 0].equal(x.extent[..., 0])
+    step = x[:, 1]
+    assert torch.cat([step, torch.ones(3, 1)], -1).extent.tolist() == [[True, True], [True, True], [False, False]]
+
+
+def test_a_step_of_one_feature_beside_a_state_is_a_feature() -> None:
+    x, weight = batch(), torch.ones(1, 2)
+    state, states = torch.zeros(3, 1), []
+    for t in range(4):
+        state = nn.functional.linear(torch.cat([x[:, t, None], state], -1), weight)
+        states.append(state)
+    assert what_is_there(torch.stack(states, 1)) == [[1, 3, 6, 10], [5, 11], [7]]
+
+
+def test_the_time_beside_a_step_is_a_feature() -> None:
+    x = batch()
+    steps = [torch.cat([x[:, t, None], torch.full((3, 1), float(t))], -1).sum(-1) for t in range(4)]
+    assert what_is_there(torch.stack(steps, 1)) == [[1, 3, 5, 7], [5, 7], [7]]
+
+
+def test_parts_joined_twice_are_remembered_apart() -> None:
+    x, y = batch(), batch(rows=[torch.ones(2), torch.ones(4), torch.ones(1)])
+    for other in (x * 2, y, x * 2):
+        joined = torch.cat([x[..., None], other[..., None]], -1)
+        both = torch.cat([x[..., None] + 0, other[..., None] + 0], -1)
+        assert both.extent.all(-1).equal(x.extent & other.extent)
+        assert joined.extent.equal(joined.get_mask())
+
+
+def test_signals_that_were_stacked_are_channels() -> None:
+    x, kernel = batch(), torch.ones(1, 2, 3)
+    y = nn.functional.conv1d(torch.stack([x, x.flip(1)], 1), kernel, padding=1)[:, 0]
+    rows = [nn.functional.conv1d(torch.stack([r, r.flip(0)])[None], kernel, padding=1)[0, 0].tolist() for r in ROWS]
+    assert what_is_there(y) == rows
+    with pytest.raises(MaskedSemanticsError, match="differ from channel to channel"):
+        nn.functional.conv1d(torch.stack([x, x[[1, 2, 0]]], 1), kernel, padding=1)
+
+
+# ----------------------------------------------------------------------------------------------------- steps and states
+
+
+def test_a_plain_first_step() -> None:
+    x = batch()
+    y = torch.stack([torch.zeros(3), *x.unbind(1)], 1)
+    assert what_is_there(y) == [[0, 1, 2, 3, 4], [0, 5, 6], [0, 7]]
+
+
+def test_a_stack_of_steps_goes_on_as_the_batch() -> None:
+    x = batch()
+    y = torch.stack([x[:, t] * 2 for t in range(4)], 1)
+    assert what_is_there(y[:, 1:]) == [[4, 6, 8], [12], []]
+    assert what_is_there(y + x) == [[3, 6, 9, 12], [15, 18], [21]]
+    assert what_is_there(y.flip(1)) == [[8, 6, 4, 2], [12, 10], [14]]
+    # The sample is there where any step is.
+    assert torch.stack([x[:, 1], x[:, 2]], 1).sum(1).get_mask().tolist() == [True, True, False]
+
+
+def test_a_position_past_the_end_is_not_there() -> None:
+    x = batch()
+    assert not x[1][3].extent
+    assert not x[:, 3][1].extent
+    assert x[1][1].extent
+    assert what_is_there(torch.stack([x[1][t] for t in range(4)])[None], 1) == [[5, 6]]
+    # Of one step, samples are joined again; of one sample, steps.
+    step = torch.stack([x[:, 1][b] for b in range(3)])
+    assert step.extent.tolist() == [True, True, False]
+    assert what_is_there(torch.stack([step, x[:, 0]], 1)) == [[2, 1], [6, 5], [7]]
+
+
+def cell_and_loop(kind: type[nn.RNNCellBase]) -> tuple[Any, Callable[[Any], list[Any]]]:
+    torch.manual_seed(0)
+    cell = kind(1, 2)
+
+    def states(x: Any) -> list[Any]:
+        state, found = None, []
+        for t in range(x.shape[1]):
+            state = cell(x[:, t, None], state)
+            found.append(state)
+        return found
+
+    return cell, states
+
+
+CELLS = [nn.GRUCell, nn.LSTMCell, nn.RNNCell]
+
+
+def firsts(states: list[Any]) -> list[Any]:
+    return [s[0] if isinstance(s, tuple) else s for s in states]
+
+
+@pytest.mark.parametrize("side", ["right", "left", "centre"])
+@pytest.mark.parametrize("kind", CELLS)
+def test_states_are_there_at_the_steps_that_a_sample_has(kind: type[nn.RNNCellBase], side: str) -> None:
+    _, states = cell_and_loop(kind)
+    x = batch(side)
+    ways: list[Callable[[list[Any]], Any]] = [
+        lambda s: torch.stack(s, 1),
+        lambda s: torch.cat([h[:, None] for h in s], 1),
+        lambda s: torch.cat([h.view(1, len(h), 2) for h in s]).transpose(0, 1),
+        lambda s: torch.stack([nn.functional.dropout(h, 0.0) * 1 for h in s], 1),
+    ]
+    for way in ways:
+        found = way(firsts(states(x)))
+        assert found.extent.equal(x.extent[..., None].expand(3, 4, 2))
+        for b, row in enumerate(ROWS):
+            alone = way(firsts(states(row[None])))
+            torch.testing.assert_close(found[b][x.extent[b]].to_tensor(0.0), alone[0])
+            torch.testing.assert_close(found.softmax(1)[b][x.extent[b]].to_tensor(0.0), alone.softmax(1)[0])
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_the_last_state_stays(kind: type[nn.RNNCellBase]) -> None:
+    _, states = cell_and_loop(kind)
+    last = firsts(states(batch()))[-1]
+    assert last.get_mask().all()
+    assert last.extent is None
+    for b, row in enumerate(ROWS):
+        torch.testing.assert_close(last[b].to_tensor(0.0), firsts(states(row[None]))[-1][0])
+
+
+def test_states_of_one_step_and_of_different_recurrences_hide_nothing() -> None:
+    _, states = cell_and_loop(nn.LSTMCell)
+    x = batch()
+    hidden, memory = states(x)[-1]
+    assert torch.stack([hidden, memory], 1).get_mask().all()
+    back = states(x.flip(1))[-1][0]
+    assert torch.stack([hidden, back], 1).get_mask().all()
+    assert torch.cat([hidden, back], -1).get_mask().all()
+    # Both of each step, stacked over time, are there at the steps.
+    over_time = torch.stack([torch.stack(list(s), 1) for s in states(x)], 1)
+    assert over_time.extent.equal(x.extent[..., None, None].expand(3, 4, 2, 2))
+
+
+def test_a_second_layer_holds_where_the_first_does() -> None:
+    torch.manual_seed(0)
+    below, above = nn.GRUCell(1, 2), nn.GRUCell(2, 2)
+
+    def layers(x: Any) -> Any:
+        a = b = None
+        found = []
+        for t in range(x.shape[1]):
+            a = below(x[:, t, None], a)
+            b = above(a, b)
+            found.append(b)
+        return torch.stack(found, 1), torch.stack([a, b], 1)
+
+    outputs, last = layers(batch())
+    assert last.get_mask().all()
+    for b, row in enumerate(ROWS):
+        alone, alone_last = layers(row[None])
+        torch.testing.assert_close(last[b].to_tensor(0.0), alone_last[0])
+        torch.testing.assert_close(outputs[b, : len(row)].to_tensor(0.0), alone[0])
+
+
+def test_states_that_where_holds() -> None:
+    x = batch()
+    total, totals = torch.zeros(3), []
+    for t in range(4):
+        total = torch.where(x[:, t].get_mask(), total + x[:, t], total)
+        totals.append(total)
+    assert total.to_tensor(0.0).tolist() == [10, 11, 7]
+    assert what_is_there(torch.stack(totals, 1)) == [[1, 3, 6, 10], [5, 11], [7]]
+
+
+@pytest.mark.parametrize("storage", ["to_packed", "to_sparse", "to_sparse_csr"])
+def test_states_of_stored_batches(storage: str) -> None:
+    _, states = cell_and_loop(nn.GRUCell)
+    found = torch.stack(states(getattr(batch(), storage)()), 1)
+    md.testing.assert_close(found.to_dense(), torch.stack(states(batch()), 1), check_extent=True)
+
+
+def test_states_written_to_a_buffer_are_there_at_the_steps() -> None:
+    _, states = cell_and_loop(nn.GRUCell)
+    x = batch()
+    found = x.new_zeros(3, 4, 2)
+    for t, state in enumerate(states(x)):
+        found[:, t] = state
+    md.testing.assert_close(found, torch.stack(states(x), 1), check_extent=True)
+    # Two directions hide nothing of each other.
+    both = x.new_zeros(3, 2, 2)
+    both[:, 0], both[:, 1] = states(x)[-1], states(x.flip(1))[-1]
+    assert both.get_mask().all()
+
+
+def test_states_written_to_a_plain_buffer_warn() -> None:
+    _, states = cell_and_loop(nn.GRUCell)
+    plain = torch.zeros(3, 4, 2)
+    found = [state.detach() for state in states(batch())]
+    plain[:, 0] = found[0]  # every sample has a first step
+    with pytest.warns(md.MaskDroppedWarning, match="states that samples carry past their end"):
+        plain[:, 1] = found[1]
+    with md.updates("refuse"), pytest.raises(MaskedSemanticsError, match="states of samples past their end"):
+        plain[:, 2] = found[2]
+
+
+def test_a_mean_of_states_beside_the_last() -> None:
+    _, states = cell_and_loop(nn.GRUCell)
+    found = states(batch())
+    assert torch.stack([torch.stack(found, 1).mean(1), found[-1]], 1).get_mask().all()
