@@ -118,8 +118,11 @@ def samples_of(model: Model, lengths: Sequence[int]) -> list[list[Tensor]]:
     return [[x.to(model.dtype) for x in drawn[kind]] for kind in model.inputs]
 
 
-def padded_batch(samples: Sequence[Tensor], side: str) -> Tensor:
-    """The samples as one batch with NaN around them; plain if they have one size."""
+def padded_batch(samples: Sequence[Tensor], side: str, apart: bool = False) -> Tensor:
+    """The samples as one batch with NaN around them; plain if they have one size.
+
+    apart   its mask and its extent are two tensors
+    """
     sizes = [max(s) for s in zip(*(x.shape[1:] for x in samples), strict=True)]
     data = torch.full((len(samples), *sizes), torch.nan, dtype=samples[0].dtype)
     there = torch.zeros(data.shape, dtype=torch.bool)
@@ -131,7 +134,7 @@ def padded_batch(samples: Sequence[Tensor], side: str) -> Tensor:
     if bool(there.all()):
         return data
     dims = tuple(d + 1 for d in range(len(sizes)) if len({x.shape[d + 1] for x in samples}) > 1)
-    return md.padded(md.masked_tensor(data, there), dim=dims)
+    return md.padded(md.masked_tensor(data, there), there.clone() if apart else None, dim=dims)
 
 
 # ------------------------------------------------------------------------------------------------- batch against loop
@@ -221,12 +224,12 @@ def verdict(model: Model, side: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the library that the model is from
         module = model.make()
-        found = [outcome(module, samples_of(model, lengths), side) for lengths in AMOUNTS]
+        found = [outcome(module, samples_of(model, lengths), side, apart=n == 1) for n, lengths in enumerate(AMOUNTS)]
     return max(found, key=lambda said: OUTCOMES.index(said.partition(":")[0]))
 
 
-def outcome(module: nn.Module, samples: list[list[Tensor]], side: str) -> str:
-    batch, rows = [padded_batch(each, side) for each in samples], len(samples[0])
+def outcome(module: nn.Module, samples: list[list[Tensor]], side: str, apart: bool) -> str:
+    batch, rows = [padded_batch(each, side, apart) for each in samples], len(samples[0])
     alone = step_of_loop(module, samples)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
