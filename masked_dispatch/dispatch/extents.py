@@ -147,7 +147,7 @@ def say_what_is_not_there(op: OpOverload, target: MaskedTensor, source: Tensor) 
         return
     written = record_below(source if source.shape == target.shape else source.detach().expand(target.shape))
     there = None if is_all_valid(written) else conjunction(factors_of(record_below(target)))
-    if there is None:
+    if there is None or not may_be_read(there):
         return
     lost = int(confined(written, as_int8(as_bool(there).logical_not())).count())
     if lost:

@@ -148,6 +148,10 @@ def check_meetings(
         check_along(moved, space.index(label), packet_name(call.op), list(met), number)
 
 
+# Roles of dimensions whose elements an operator combines, though each has a result.
+_MIXED = ("each", "scanned", "front", "window")
+
+
 def check_joined(labels: Labels, given: Mapping[str, Sequence[Factor]], sizes: Mapping[Label, int], name: str) -> None:
     """Refuse a sum over samples that were joined, and lie at different places along a dimension that stays."""
     kept = {a for dims in labels.results for dim in dims for a in atoms(dim)}
@@ -157,8 +161,9 @@ def check_joined(labels: Labels, given: Mapping[str, Sequence[Factor]], sizes: M
                 continue
             dims = labels.operands[operand]
             known = known_of(factor, dims, sizes)
-            gone = [d for d, dim in enumerate(dims) if not kept.issuperset(atoms(dim))]
-            if any(is_apart(known[a]) for d in gone for a in atoms(dims[d]) if a not in kept):
+            gone = [d for d, dim in enumerate(dims) if not kept.issuperset(atoms(dim)) or labels.role_of(dim) in _MIXED]
+            mixed = (a for d in gone for a in atoms(dims[d]) if a not in kept or labels.roles.get(a) in _MIXED)
+            if any(is_apart(known[a]) for a in mixed):
                 for dim in sorted(set(factor.positions).difference(gone)):
                     _check_joined(factor, gone, dim, name)
 
@@ -170,7 +175,7 @@ def _check_joined(factor: Factor, gone: Sequence[int], dim: int, name: str) -> N
     last = torch.where(has, order, -1)
     same = ~has | (last == (last.amax(gone, keepdim=True) if last.numel() else last))
     text = (
-        f"{name}: it would sum over samples that were joined, and that lie at different places along dimension {dim}: "
+        f"{name}: it would combine samples that were joined, and that lie at different places along dimension {dim}: "
         "their positions do not belong together. Move the samples to the front first, masked_dispatch.align(x, "
         f"{dim}); or drop what is known of the padding, x.without_extent()."
     )

@@ -202,7 +202,7 @@ def reshaped(call: Bound, run: Run) -> Any:
         return result
     for own, what in [found for f in factors_of(record) for found in regroup.misplaced(f, record.shape, result.shape)]:
         check_holds(own, refuse(call, f"{what}, where samples do not begin at one; see masked_dispatch.align"))
-    new = _inserted(record.shape, result.shape)
+    new = None if _splits_one(record) else _inserted(record.shape, result.shape)
     shape = record.shape if new is None else (*record.shape[:new], 1, *record.shape[new:])
     if new is not None and _same_sizes(shape, result.shape):
         return joins.with_new_dimension(record, result, new)
@@ -213,6 +213,12 @@ def reshaped(call: Bound, run: Run) -> Any:
     factors = [moved(f) for f in factors_of(record)]
     kept = [s.moved(moved(s.there)) for s in record.extent.states]
     return states.with_states(with_factors(result, factors, record.extent.is_mask, grows=False), kept)
+
+
+def _splits_one(record: AnyRecord) -> bool:
+    """Whether a dimension is merged of others, of which one has size 1 and matters: sizes may split it off again."""
+    merged = [a for factor in record.extent.factors for a in factor.along if isinstance(a, Merged)]
+    return any(part is not None and known_to_hold(size == 1) for a in merged for size, part in a.parts)
 
 
 def _inserted(shape: Sequence[int], size: Sequence[int]) -> int | None:

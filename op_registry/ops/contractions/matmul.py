@@ -8,8 +8,8 @@ Every factor is filled with 0, and the operator itself runs once. The mask follo
 the records), as do the forms on sparse storage. As in every padded batch, 0 · inf is NaN: a valid infinity times an
 invalid factor spoils the sum.
 
-einsum, tensordot, inner, outer, kron, bilinear and chains of products are left to torch's decompositions: contracting
-in steps sums over the same tuples as contracting at once.
+tensordot, inner, outer, kron, bilinear and chains of products are left to torch's decompositions, and so are the steps
+of einsum: contracting in steps sums over the same tuples as contracting at once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     BY_ELEMENTS,
     BY_EQUATION,
+    COMPOSITE,
     CONTRACTION,
     ON_STORED_ROWS,
     Bound,
@@ -84,6 +85,28 @@ def linear(op: OpOverload, input: Dense, weight: Dense, bias: Dense | None = Non
     """Rows without a valid element are zeroed, so that the operators of the next layer need no fill."""
     result = run_contraction(op, input, weight, bias, _traits=linear.traits)
     return result.like(zeroed(result.data, result.validity))
+
+
+@masked_rule(aten.einsum.default, category=COMPOSITE)
+def einsum(equation: str, tensors: Sequence[Tensor], *, path: Sequence[int] | None = None) -> Tensor:
+    """torch's own steps. Of a dimension of size 1 over which it would sum, these drop the dimension, as if its one
+    position were there in every sample; so a sum comes before them.
+    """
+    terms, arrow, result = equation.replace(" ", "").partition("->")
+    letters = terms.replace(",", "").replace(".", "")
+    if not arrow:
+        result = ("..." if "..." in terms else "") + "".join(sorted(a for a in set(letters) if letters.count(a) == 1))
+    kept: list[str] = []
+    operands: list[Tensor] = []
+    for term, tensor in zip(terms.split(","), tensors, strict=False):
+        before, dots, after = term.partition("...")
+        places = {a: n for n, a in enumerate(before)} | {a: n - len(after) for n, a in enumerate(after)}
+        ones = [a for a, d in places.items() if a not in result and term.count(a) == 1 and tensor.shape[d] == 1]
+        operands.append(tensor.sum([places[a] for a in ones]) if ones else tensor)
+        kept.append("".join(a for a in before if a not in ones) + dots + "".join(a for a in after if a not in ones))
+    if len(operands) != len(tensors):  # torch says what is wrong
+        kept, operands = terms.split(","), [*tensors]
+    return aten.einsum.default.decompose(f"{','.join(kept)}->{result}", operands, path=path)  # type: ignore[no-any-return]
 
 
 @masked_rule(
