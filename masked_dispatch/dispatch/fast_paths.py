@@ -89,7 +89,7 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if keeps_zero and not rest and not kwargs and id(x._data) in known_tensors:
             hand_on(x._data, data, validity)
         result = wrap(data, validity)
-        return result if extent is None else with_extent(result, extent)
+        return result if extent is None else with_extent(result, extent.settled)
 
     return kernel
 
@@ -155,7 +155,7 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 extent = x._extent
                 of_rows = extent is None or dims <= extent.last_dims
                 if 0 < dims <= data.ndim and of_rows and (validity is None or validity.shape[-dims:].numel() == 1):
-                    return with_extent(wrap(call(data, *rest), validity), extent)
+                    return with_extent(wrap(call(data, *rest), validity), extent and extent.settled)
             elif type(x) is SparseMaskedTensor and x._order is None and x._pattern.lead == 1:
                 data, validity, pattern = x._kept.copied()
                 row = 0 if validity is not None else plain_rows(rows, x, data, rest)
@@ -289,6 +289,6 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
         if validity is not None and validity.ndim != data.ndim:
             validity = checked_validity(Dense(data, validity))
         wrapped = wrap(data, validity)
-        return wrapped if extent is None else with_extent(wrapped, extent)
+        return wrapped if extent is None else with_extent(wrapped, extent.settled)
 
     return kernel

@@ -13,6 +13,7 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
     layouts    records with extents in another layout
     slices     views that leave positions out
     joins      operands one behind the other
+    states     carried states, which live on past a sample's end
     batches    tensors that become samples of one
     samples    calls that act within each sample: flip, roll, gather to the front
     exported   what an exported program says of its example's

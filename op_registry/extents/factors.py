@@ -276,7 +276,13 @@ class Extent:
     @functools.cached_property
     def last_dims(self) -> int:
         """How many last dimensions there are on which no factor depends."""
-        return min((len(f.along) - 1 - max(f.depends, default=-1) for f in self.factors), default=2**31)
+        factors = (*self.factors, *(state.there for state in self.states))
+        return min((len(f.along) - 1 - max(f.depends, default=-1) for f in factors), default=2**31)
+
+    @functools.cached_property
+    def settled(self) -> Extent:
+        """The same after another call, for which no dimension is new."""
+        return self if self.new is None else made_of(self.factors, self.is_mask, states=self.states) or self
 
     @property
     def known(self) -> tuple[tuple[Along, ...], ...]:

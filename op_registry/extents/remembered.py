@@ -15,7 +15,17 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.extents import ends
-from op_registry.extents.factors import Boolean, Extent, confined, conjunction, made_of, said_of, with_extent
+from op_registry.extents.factors import (
+    NUMBERS,
+    Boolean,
+    Extent,
+    State,
+    confined,
+    conjunction,
+    made_of,
+    said_of,
+    with_extent,
+)
 from op_registry.extents.follow import RECORDS, Mask, Outcome, for_each, is_all_valid
 from op_registry.extents.masks import same_extent
 from op_registry.records.dense import Dense, map_tensors
@@ -58,8 +68,8 @@ def remembered(
     key = _key((*args, *kwargs.items()), records)
     if key is None:
         return for_each(outcome(run, rule, op, args, kwargs), finished)
-    same = _have_one_extent(records)
-    key = (rule, op, key, same) if same else (rule, op, key)
+    same, states = _have_one_extent(records), _key_of_states(records)
+    key = (rule, op, key, same, states) if same or states else (rule, op, key)
     plan = _plans.get(key)
     if plan is _ITSELF:
         result = run(*args, **kwargs)
@@ -69,17 +79,21 @@ def remembered(
     if plan is None:
         return _first(key, records, run, rule, op, args, kwargs, outcome)
     result = run(*args, **kwargs)
+    made: dict[Any, Any] = {}
     if isinstance(result, RECORDS):
-        return _as_planned(result, plan[0], records)
+        return _as_planned(result, plan[0], records, made)
     told = iter(plan)
-    return for_each(result, lambda r: _as_planned(r, next(told), records))
+    return for_each(result, lambda r: _as_planned(r, next(told), records, made))
 
 
 def planned(rule: Rule, op: OpOverload, args: Sequence[Any]) -> tuple[Extent | None, bool] | None:
     """The extent of a call's one result, if that is its mask or it has none, and whether it is valid everywhere; None
     if that is not known yet, or has to be computed.
     """
-    key = _key(args, [])
+    records: list[AnyRecord] = []
+    key = _key(args, records)
+    if any(r.extent is not None and r.extent.states for r in records):
+        return None
     plan = None if key is None else _plans.get((rule, op, key))
     if plan is None or len(plan) != 1 or plan[0] is None:
         return None
@@ -108,8 +122,6 @@ def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | N
                 return None
             records.append(value)
             extent = value.extent
-            if extent is not None and extent.states:  # (each call is a step of its own)
-                return None
             key += (sizes, data.device, is_all_valid(value) if extent is None else extent.number + 2)
         elif kind is float:
             key.append(float)
@@ -123,8 +135,21 @@ def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | N
     return tuple(key)
 
 
+def _key_of_states(records: Sequence[AnyRecord]) -> tuple[Any, ...]:
+    """What results depend on of operands that are states: which are of one recurrence, and which step is the later."""
+    given = [(i, s) for i, r in enumerate(records) if r.extent is not None for s in r.extent.states]
+    if not given:
+        return ()
+    recurrences = list(dict.fromkeys(s.recurrence for _, s in given))
+    numbers = sorted({s.number for _, s in given})
+    return tuple(
+        (i, s.there.along, s.there.step, s.recurrence and recurrences.index(s.recurrence) + 1, numbers.index(s.number))
+        for i, s in given
+    )
+
+
 class Place(Boolean):
-    """Stands for the boolean of an operand's factor: `number` has the number of both.
+    """Stands for the boolean of an operand's factor: `number` has the number of both; of its states, from -1 down.
 
     said  what it is while a plan is made; a plan that is kept keeps nothing of the call that it was made in
     read  becomes non-empty when it is computed: it makes the call one without a plan
@@ -149,23 +174,48 @@ class _Making:
     def __init__(self, records: Sequence[AnyRecord], run: Run) -> None:
         self.run, self.raw = run, None
         same = _have_one_extent(records)
+        shared: list[Place] = []
         self.read: list[bool] = []
         self.places: list[Place] = []
+        self.numbers: dict[int, tuple[Any, ...]] = {}
         self.originals: dict[int, AnyRecord] = {}
         self.standing: list[AnyRecord] = []
         for i, record in enumerate(records):
             extent = record.extent
             if extent is not None:
-                if same and extent.factors and self.places:  # one place: so rules see that they have one extent
-                    places = self.places
+                if shared and extent.factors:  # one place: so rules see that they have one extent
+                    places = shared
                 else:
                     places = [Place(said_of(record, f), (i, j), self.read) for j, f in enumerate(extent.factors)]
                     self.places += places
+                    shared = places if same else []
                 factors = [replace(f, said=place) for f, place in zip(extent.factors, places, strict=True)]
-                extent = replace(extent, factors=tuple(factors))
+                states = tuple(self.state(s, (i, -1 - k)) for k, s in enumerate(extent.states))
+                extent = replace(extent, factors=tuple(factors), states=states)
             standing = with_extent(record, extent)
             self.originals[id(standing)] = record
             self.standing.append(standing)
+
+    def state(self, state: State, number: tuple[int, int]) -> State:
+        """An operand's state, with a place for its boolean; its numbers are looked up when the plan is followed."""
+        assert state.there.said is not None
+        place = Place(state.there.said, number, self.read)
+        self.places.append(place)
+        self.numbers.setdefault(state.number, ("number", *number))
+        if state.recurrence is not None:
+            self.numbers.setdefault(state.recurrence, ("recurrence", *number))
+        return state.moved(replace(state.there, said=place))
+
+    def of_operands(self, extent: Extent | None) -> Extent | None:
+        """An extent of a result with states whose numbers are told by operands, or made anew by each call."""
+        if extent is None or not extent.states:
+            return extent
+
+        def told(number: int | None) -> Any:
+            return None if number is None else self.numbers.get(number, ("made", number))
+
+        states = tuple(State(s.there, told(s.recurrence), told(s.number)) for s in extent.states)
+        return replace(extent, states=states)
 
     def on_originals(self, *args: Any, **kwargs: Any) -> Any:
         def original(record: AnyRecord) -> AnyRecord:
@@ -211,14 +261,15 @@ def _first(
         place.said = None
     if len(_plans) > _MOST:
         _plans.clear()
-    plan = _plans[key] = [(o.extent, o.mask) if isinstance(o, Outcome) else None for o in outcomes]
-    planned = iter(plan)
-    return for_each(making.raw, lambda r: _as_planned(r, next(planned), records))
+    plan = [(making.of_operands(o.extent), o.mask) if isinstance(o, Outcome) else None for o in outcomes]
+    _plans[key], planned, made = plan, iter(plan), {}
+    return for_each(making.raw, lambda r: _as_planned(r, next(planned), records, made))
 
 
 def _has_plan(outcome: Any) -> bool:
     extent = outcome.extent if isinstance(outcome, Outcome) else None
-    return extent is None or (not extent.states and all(_of_operands(f.said) for f in extent.factors))
+    factors = () if extent is None else (*extent.factors, *(s.there for s in extent.states))
+    return all(_of_operands(f.said) for f in factors)
 
 
 def _of_operands(said: Tensor | Boolean | None) -> bool:
@@ -239,18 +290,40 @@ def _flat(result: Any) -> list[Any]:
     return [result]
 
 
-def _as_planned(result: Any, told: tuple[Extent | None, Mask] | None, records: Sequence[AnyRecord]) -> Any:
+def _as_planned(
+    result: Any, told: tuple[Extent | None, Mask] | None, records: Sequence[AnyRecord], made: dict[Any, Any]
+) -> Any:
+    """A result with the extent that is planned for it; `made` has what the call has made for other results."""
     if told is None or not isinstance(result, RECORDS) or any(result is record for record in records):
         return result
     extent, mask = told
-    if extent is not None and extent.says:
-        made: dict[int, Tensor | Boolean] = {}
+    if extent is not None and (extent.says or extent.states):
         factors = tuple(replace(f, said=_replayed(f.said, records, made)) for f in extent.factors)
-        extent = replace(extent, factors=factors)
+        states = tuple(_replayed_state(s, records, made) for s in extent.states) if extent.states else ()
+        extent = replace(extent, factors=factors, states=states)
     if mask == "kept":
         result.extent = extent
         return result
     return finished(Outcome(result, extent, mask))
+
+
+def _replayed_state(state: State, records: Sequence[AnyRecord], made: dict[Any, Any]) -> State:
+    """A state of a plan, whose numbers are those of operands, or new ones."""
+
+    def number(told: Any) -> Any:
+        if told is None:
+            return None
+        kind, *place = told
+        if kind == "made":
+            if told not in made:
+                made[told] = next(NUMBERS)
+            return made[told]
+        extent = records[place[0]].extent
+        assert extent is not None
+        return getattr(extent.states[-1 - place[1]], kind)
+
+    there = replace(state.there, said=_replayed(state.there.said, records, made))
+    return State(there, number(state.recurrence), number(state.number))
 
 
 def _replayed(said: Tensor | Boolean | None, records: Sequence[AnyRecord], made: dict[int, Any]) -> Any:
@@ -263,7 +336,7 @@ def _replayed(said: Tensor | Boolean | None, records: Sequence[AnyRecord], made:
             i, j = said.number
             extent = records[i].extent
             assert extent is not None
-            found = said_of(records[i], extent.factors[j])
+            found = said_of(records[i], extent.factors[j]) if j >= 0 else extent.states[-1 - j].there.said
         else:
             found = Boolean(said.move, tuple([_replayed(b, records, made) for b in said.of]))
         made[id(said)] = found
