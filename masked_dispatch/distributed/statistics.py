@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 from masked_dispatch.api.construct import as_masked_tensor, mask_like
 from masked_dispatch.distributed.agreement import Description, agree_that_all_are_alike, described
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry import MaskedSemanticsError
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.own_function import OwnFunction
 
@@ -27,7 +28,7 @@ def count(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessG
 
     dim  the dimensions to count over, all by default; the ranks' tensors may differ in these
     """
-    return over_ranks("count", group, counted(x, dim, keepdim))[0]
+    return over_ranks("count", group, counted(x, dim, keepdim), problem=problem_of(x, dim))[0]
 
 
 def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGroup | None = None) -> MaskedTensor:
@@ -37,7 +38,8 @@ def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGro
 
     The sum accumulates half precision in float32 and rounds once; it accumulates integers and bool in int64.
     """
-    total, n = over_ranks("sum", group, summed(x, dim, keepdim), counted(x, dim, keepdim))
+    local = summed(x, dim, keepdim), counted(x, dim, keepdim)
+    total, n = over_ranks("sum", group, *local, problem=problem_of(x, dim))
     return where_any(total.to(x.dtype) if x.dtype.is_floating_point or x.is_complex() else total, n)
 
 
@@ -47,7 +49,8 @@ def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, group: ProcessGr
     dim  the dimensions to average over, all by default; the ranks' tensors may differ in these
     """
     check_floating("mean", x)
-    total, n = over_ranks("mean", group, summed(x, dim, keepdim), counted(x, dim, keepdim))
+    local = summed(x, dim, keepdim), counted(x, dim, keepdim)
+    total, n = over_ranks("mean", group, *local, problem=problem_of(x, dim))
     return where_any((total / n.clamp(min=1)).to(x.dtype), n)
 
 
@@ -61,7 +64,8 @@ def var(
     """
     check_floating("var", x)
     wide = x.to(accumulation_dtype(x.dtype))
-    total, n = over_ranks("var", group, summed(wide, dim, True), counted(x, dim, True))
+    local = summed(wide, dim, True), counted(x, dim, True)
+    total, n = over_ranks("var", group, *local, problem=problem_of(x, dim))
     differences = wide - total / n.clamp(min=1)
     (squares,) = over_ranks("var", group, summed(differences * differences, dim, keepdim))
     n = n.view(squares.shape)
@@ -107,6 +111,20 @@ def summed(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
     return total.to_tensor(0) if isinstance(total, MaskedTensor) else total
 
 
+def problem_of(x: Tensor, dim: Dims) -> str | None:
+    """Say why the results would have positions, of which each rank knows its own; None if they have none."""
+    extent = x._extent if isinstance(x, MaskedTensor) else None
+    gone = {d % x.ndim for d in dims_of(x, dim)} if x.ndim else set()
+    factors = () if extent is None else extent.factors
+    if not any(set(f.positions or f.depends) - gone for f in factors):
+        return None
+    return (
+        f"a result over dim={dim} of a tensor of shape {tuple(x.shape)} keeps dimensions of which each rank knows "
+        "which positions are there, and the ranks' samples differ. Reduce these dimensions too; or pass "
+        "x.without_extent(), in which padding counts as missing"
+    )
+
+
 def counted(x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
     """Count this rank's valid elements."""
     return as_masked_tensor(x).count(tuple(dims_of(x, dim)), keepdim)
@@ -124,7 +142,7 @@ def where_any(value: Tensor, n: Tensor) -> MaskedTensor:
 # ---------------------------------------------------------------------------------------------------- between ranks
 
 
-def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor) -> tuple[Tensor, ...]:
+def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor, problem: str | None = None) -> tuple[Tensor, ...]:
     """Return the sums over the ranks, after the ranks agree on dtypes and shapes."""
     group = distributed.group.WORLD if group is None else group
     if group is None:
@@ -133,7 +151,10 @@ def over_ranks(name: str, group: ProcessGroup | None, *local: Tensor) -> tuple[T
             "pass group="
         )
     call = f"masked_dispatch.distributed.{name}"
-    agree_that_all_are_alike(group, Description(call, tuple(described(t) for t in local)), local[0].device)
+    mine = Description(call, tuple(described(t) for t in local), problem=problem)
+    agree_that_all_are_alike(group, mine, local[0].device)
+    if problem is not None:  # of all ranks
+        raise MaskedSemanticsError(f"{call}: {problem}")
     return tuple(SumOverRanks.apply(t, group) for t in local)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry import MaskedSemanticsError
 
 # NumPy has these dtypes, and so do the libraries that store their columns as NumPy arrays.
 OF_NUMPY = frozenset(
@@ -171,8 +172,13 @@ def mask_of(tensor: Tensor) -> Tensor:
 
 
 def check_leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] = OF_NUMPY) -> None:
-    """Refuse a tensor that requires grad, is not on the CPU, or has a dtype outside of `dtypes`."""
+    """Refuse a tensor that knows its padding, requires grad, is not on the CPU, or has a dtype outside of `dtypes`."""
     described = f"a tensor of shape {tuple(tensor.shape)}"
+    if knows_padding(tensor):
+        raise MaskedSemanticsError(
+            f"{described} knows which of its positions are there, and {library} has no place for that: pass "
+            "x.without_extent(), in which padding counts as missing"
+        )
     if tensor.requires_grad:
         raise RuntimeError(f"{described} requires grad, and {library} has no gradients: pass x.detach()")
     if tensor.device.type != "cpu":

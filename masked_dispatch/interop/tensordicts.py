@@ -28,6 +28,7 @@ def to_tensordict(batch: Mapping[str, Any], batch_size: Sequence[int] = ()) -> T
 
 def _split(value: Any, batch_size: Sequence[int]) -> Any:
     if isinstance(value, MaskedTensor):
+        value._check_no_extent("a TensorDict")
         return TensorDict({"data": filled(value), "mask": mask_of(value)}, batch_size=list(batch_size))
     return to_tensordict(value, batch_size) if isinstance(value, Mapping) else value
 

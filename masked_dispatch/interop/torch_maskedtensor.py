@@ -42,6 +42,8 @@ def to_torch_masked(x: Tensor) -> Tensor:
 
     Raises TypeError for a dtype that it lacks (torch.bfloat16, complex).
     """
+    if isinstance(x, MaskedTensor):
+        x._check_no_extent("torch.masked")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The PyTorch API of MaskedTensors is in prototype stage")
         values: Tensor = WithPlainGradient.apply(filled(x))

@@ -125,9 +125,10 @@ def as_positions(along: Along) -> Along:
 
 def maybe_empty(along: Along) -> Along:
     """What is known of a dimension where samples may have lost all of their positions."""
-    if isinstance(along, Merged):
-        return Merged(tuple((size, maybe_empty(part)) for size, part in along.parts))
-    return replace(along, nonempty=False) if isinstance(along, Positions) else along
+    if not isinstance(along, (Positions, Merged)):
+        return along
+    parts = tuple((size, maybe_empty(part)) for size, part in along.parts)
+    return replace(along, parts=parts, nonempty=False) if isinstance(along, Positions) else replace(along, parts=parts)
 
 
 def without_order(along: Along) -> Along:

@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import equal_extents
 import masked_dispatch as md
-from masked_dispatch import missing
+from masked_dispatch import interop, missing
+from masked_dispatch.interop.doors import DOORS
 
 LENGTHS = (4, 2, 3)
 PLACES = {
@@ -274,3 +276,48 @@ def test_a_measure_of_samples_at_different_places_is_refused(name: str) -> None:
     for f in WHOLE[name]:
         with pytest.raises(md.MaskedSemanticsError, match="different places"):
             f(x, y)
+
+
+# ---------------------------------------------------------------------------------------------------------------- doors
+
+# Out: what says which positions are there, from the batch (B, T, 2) or its first feature.
+SAYING: dict[str, Function] = {
+    "to_attention_mask": lambda x: interop.from_attention_mask(x.to_tensor(9), interop.to_attention_mask(x)),
+    "to_key_padding_mask": lambda x: interop.from_key_padding_mask(x.to_tensor(9), interop.to_key_padding_mask(x)),
+    "to_lengths": lambda x: md.from_lengths(x.to_tensor(9), interop.to_lengths(x)),
+    "to_nested_tensor": lambda x: interop.from_nested_tensor(interop.to_nested_tensor(x), 5),
+    "to_packed_sequence": lambda x: interop.from_packed_sequence(interop.to_packed_sequence(x, True), True, 5),
+    "to_batch_encoding": lambda x: interop.from_attention_mask(
+        x.to_tensor(9), interop.to_batch_encoding({"x": x}, {"x": 9})["attention_mask"]
+    ),
+}
+# Masks of attention say which keys are valid, and nothing of positions.
+OF_ATTENTION = {"to_block_mask", "to_key_block_mask"}
+IN_FRONT = {"to_attention_mask", "to_key_padding_mask", "to_batch_encoding"}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in DOORS if name.startswith("to_")))
+def test_doors_say_which_positions_are_there_or_refuse(name: str) -> None:
+    pytest.importorskip(DOORS[name][1])
+    x = batch(samples(holes=False), "behind", "own")
+    if name in SAYING:
+        equal_extents.same(SAYING[name](x), x)
+        if name in IN_FRONT:
+            left = batch(samples(holes=False), "in front", "own")
+            equal_extents.same(SAYING[name](left), left)
+    elif name not in OF_ATTENTION:
+        given: Any = {"x": x} if name == "to_tensordict" else x[..., 0] if name == "to_scipy_sparse" else x
+        with pytest.raises(
+            md.MaskedSemanticsError, match=r"positions are there.*ass x\.without_extent\(\)"
+        ):
+            getattr(interop, name)(given)
+
+
+@pytest.mark.parametrize("name", ["to_lengths", "to_nested_tensor", "to_packed_sequence"])
+def test_lengths_do_not_leave_out_what_is_missing(name: str) -> None:
+    there = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
+    x = md.padded(md.masked_tensor(torch.ones(2, 3), torch.tensor([[1, 1, 0], [1, 1, 0]])), there)
+    with pytest.raises(
+        ValueError, match=r"1 elements of a batch of .* are missing where its samples have positions"
+    ):
+        getattr(interop, name)(x)

@@ -49,7 +49,7 @@ def buffer(shape: tuple[int, ...] = (2, 3, 2)) -> Any:
 
 def same(found: Any, expected: Any) -> None:
     md.testing.assert_close(found, expected, rtol=0, atol=0)
-    assert found._extent.known == expected._extent.known
+    assert found._extent.places == expected._extent.places
     assert found._extent.is_mask == expected._extent.is_mask
     assert found.extent.tolist() == expected.extent.tolist()
 
@@ -148,9 +148,9 @@ def replaced(rank: int, ranks: int) -> None:
     distributed.broadcast(lengths, 0)  # both are their masks
     same(lengths, md.from_lengths(torch.zeros(2, 3, 2), torch.tensor([1, 3])))
     same(beside, lengths[:, :, 0])
-    rows = md.from_lengths(torch.zeros(2, 3), torch.tensor([1, 3]))
-    distributed.broadcast(rows[rank : rank + 1], 1)  # of length 3, into a part of length 1
-    expected = [[True, rank == 0, rank == 0], [True] * 3]
+    rows = md.from_lengths(torch.zeros(2, 3), torch.tensor([1, 2]))
+    distributed.broadcast(rows[rank : rank + 1], 1)  # of length 2, into a part of length 1
+    expected = [[True, rank == 0, False], [True, True, False]]
     assert rows.extent.tolist() == rows.get_mask().tolist() == expected
     base = buffer((2, 2, 3, 2))
     view = missing(0) if rank == 0 else base[0]
@@ -158,6 +158,18 @@ def replaced(rank: int, ranks: int) -> None:
         distributed.broadcast(view, 0)
     else:
         raises(MaskedSemanticsError, lambda: distributed.broadcast(view, 0), "its base cannot learn of them")
+
+
+@check("statistics over ranks that would keep positions")
+def statistics(rank: int, ranks: int) -> None:
+    x, per_step = only_padded(rank), "keeps dimensions of which each rank knows which positions are there"
+    for function in (md.distributed.sum, md.distributed.mean, md.distributed.var, md.distributed.count):
+        raises(MaskedSemanticsError, lambda f=function: f(x, 2), per_step)
+        raises(MaskedSemanticsError, lambda f=function: f(x if rank else x.without_extent(), 0), per_step)
+        still_works(rank, ranks)
+    everything = [only_padded(r).sum((0, 1)) for r in range(ranks)]
+    md.testing.assert_close(md.distributed.sum(x, (0, 1)), md.accumulate(*everything), rtol=1e-5, atol=0)
+    md.testing.assert_close(md.distributed.sum(x, 1), md.accumulate(*[only_padded(r).sum(1) for r in range(ranks)]))
 
 
 @check("complex numbers")
@@ -308,7 +320,7 @@ def of_parallel_modules(rank: int, ranks: int) -> None:
     for x in (missing(0), only_padded(0)):
         found, expected = parallel(x), net(x)
         md.testing.assert_close(found, expected, check_extent=True)
-        assert found._extent.known == expected._extent.known
+        assert found._extent.places == expected._extent.places
         assert found._extent.is_mask == expected._extent.is_mask
     norm = parallelize_module(nn.LayerNorm(2), mesh, SequenceParallel())
     raises(MaskedSemanticsError, lambda: norm(only_padded(0)), "dimension 1 numbers the positions of its samples")
