@@ -43,8 +43,8 @@ KINDS = {
     "valid padding": Kind(
         "padding became valid",
         "element",
-        "keep the extent: leave out without_extent(), or say it again, masked_dispatch.padded(x, extent); add to a "
-        "masked buffer, x.new_zeros(shape)",
+        "keep the extent: leave out without_extent(), or say it again, masked_dispatch.padded(x, extent); reduce "
+        "before to_tensor(fill); add to a masked buffer, x.new_zeros(shape)",
     ),
     "mask dropped": Kind(
         "an assignment to a plain tensor skipped what is invalid",
@@ -62,6 +62,11 @@ KINDS = {
         "a mean left out rows that are there, and wholly invalid",
         "row",
         "right if they are missing in what was measured; else, masked_dispatch.trace() shows where they became invalid",
+    ),
+    "numbers of nothing": Kind(
+        "a mean counts numbers that come from no position of their sample",
+        "element",
+        "leave them out: masked_dispatch.sum(part, dim, min_count=1) is invalid where a sample has nothing",
     ),
     "factors differ": Kind(
         "only one of two factors is valid",
@@ -176,10 +181,12 @@ def audit() -> Iterator[Audit]:
                        from step to step, ``last = r[:, t] + last``, and that nothing holds where a step isn't there; or
                        an invalid value broadcast over a row
     "window too long"  a window that is longer than a sample leaves it no position: ``F.max_pool1d(x, x.shape[-1])``
-    "valid padding"    padding became valid, after `without_extent` or in a plain buffer
+    "stacked state"    a carried state was stacked with a step past the end: ``h = torch.stack([x[:, t], h]).sum(0)``
+    "valid padding"    padding became valid: after `without_extent`, in a plain buffer, or after `to_tensor` and reduced
     "mask dropped"     an assignment to a plain tensor skipped what is invalid, and :func:`updates` doesn't allow it
     "batch end"        an end of the batch, ``x[:, -1]``, taken where shorter samples have padding
     "rows left out"    a mean, or a loss, of rows that are there and wholly invalid in part
+    "numbers of nothing"  a mean of results over parts of a batch, which shorter samples don't reach
     "factors differ"   a product of two masked tensors that are there in the same elements, and valid in others
     "plain factor"     a product with a plain tensor of the same shape, that is reduced by itself: Dice, weighted means
     "divided by size"  what left something out, divided by the size: ``x.sum(1) / x.shape[1]``, ones counted

@@ -15,6 +15,7 @@ from masked_dispatch.engine_internals import frames_to_caller
 from masked_dispatch.seeing.checks import (
     DividedSums,
     Factors,
+    NumbersOfNothing,
     ValidPadding,
     batch_ends,
     rows_left_out,
@@ -41,7 +42,7 @@ class Auditor(Recorder):
         super().__init__()
         self.found = found
         self._states, self._factors, self._sums = LostStates(self.calls), Factors(), DividedSums()
-        self._alone = SamplesAlone()
+        self._alone, self._nothing = SamplesAlone(), NumbersOfNothing()
         self._checks: tuple[Check, ...] = (
             one_for_many, windows_too_long, ValidPadding(), batch_ends, tables_on_the_grid, rows_left_out,
             self._factors, self._sums,
@@ -66,7 +67,9 @@ class Auditor(Recorder):
         with self._counting():
             line = caller_line(_through(event))
             self._states.note(event, line)
+            counted = list(self._nothing(event))
             if line is not None:
+                self._add(counted, line)
                 for check in self._checks:
                     self._add(check(event, line), line, event.batch_end)
 
@@ -94,7 +97,7 @@ class Auditor(Recorder):
             return function(*given[0], **given[1])
         call = self._alone.before(function, args, kwargs)
         result = function(*given[0], **given[1])
-        name, line = getattr(function, "__name__", "").rstrip("_"), caller_line()
+        name, line = call.name.rstrip("_"), caller_line()
         with self._counting():
             if line is not None:
                 if name in _SIZES or getattr(getattr(function, "__self__", None), "__name__", "") == "shape":

@@ -17,6 +17,7 @@ from torch import Tensor
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.seeing.event import Event, Found, Line, Notes, Taken, any_of_row, record_of, there_of, valid_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry.dimensions.labels import Labels
 from op_registry.extents.factors import Extent, Positions, conjunction, factors_of, first_known
 from op_registry.records.dense import Dense
 from op_registry.records.validity import intersect
@@ -173,6 +174,61 @@ def rows_left_out(event: Event, line: Line) -> Iterator[Found]:
         valid = functools.reduce(torch.bitwise_and, [any_of_row(taken.valid) for taken in operands])
         exist = functools.reduce(torch.bitwise_and, [any_of_row(taken.there) for taken in operands])
         yield Found("rows left out", int((exist & ~valid).sum()))
+
+
+class Nothing(NamedTuple):
+    """Which numbers of a tensor have been reduced from no position of their sample, and along which dimension such
+    results have been joined, if they have.
+    """
+
+    numbers: Tensor
+    dim: int | None = None
+
+
+class NumbersOfNothing:
+    """Means that count numbers of nothing: of results over parts of a batch, which shorter samples don't reach.
+
+    It is called with the calls at every line, also torch's own.
+    """
+
+    def __init__(self) -> None:
+        self._notes = Notes()
+
+    def __call__(self, event: Event) -> Iterator[Found]:
+        result, masked = event.result, event.masked
+        note: Nothing | None = self._notes.get(masked[0].tensor) if masked else None
+        if note is not None and event.name in _MEANS and note.dim in reduced(event):
+            rest = note.numbers.all(reduced(event), keepdim=True)
+            yield Found("numbers of nothing", int((note.numbers & ~rest).sum()))
+        elif result is not None and event.labels is not None and event.dims:
+            try:
+                found = self._of(event, event.labels, note)
+            except (RuntimeError, TypeError, KeyError):  # it doesn't move booleans
+                found = None
+            numbers = found.numbers & valid_of(result) if found and found.numbers.shape == result.shape else None
+            if found is not None and numbers is not None and bool(numbers.any()):
+                self._notes.set(result, Nothing(numbers, found.dim))
+
+    def _of(self, event: Event, labels: Labels, note: Nothing | None) -> Nothing | None:
+        """Which numbers of the first result come from nothing."""
+        taken, result = event.masked[0], event.results[0]
+        if event.category == "join":
+            notes = [self._notes.get(t.tensor) for t in event.operands]
+            parts = [n.numbers if n else torch.zeros_like(t.there) for n, t in zip(notes, event.operands, strict=True)]
+            dim = next((d for d, label in enumerate(labels.results[0]) if labels.role_of(label) == "joined"), None)
+            return Nothing(event.op(**{**event.named, "tensors": parts}), dim)
+        gone = [d for d, label in enumerate(event.dims[0]) if labels.role_of(label) == "reduced"]
+        if gone and taken is event.operands[0] and note is None:
+            return Nothing((~taken.there).all(gone, keepdim=result.ndim == taken.tensor.ndim))
+        if gone or note is None or len(event.masked) != 1:
+            return None
+        if event.category == "movement":
+            moved = event.op(**{**event.named, taken.name: note.numbers})
+            dim = None if note.dim is None else event.dim_in_result(taken, note.dim, 0)
+            return Nothing(moved, dim) if isinstance(moved, Tensor) else None
+        if note.numbers.shape[:-1] == result.shape[:-1] and note.dim != result.ndim - 1:  # as a linear map has them
+            return Nothing(note.numbers.all(-1, keepdim=True).expand(result.shape), note.dim)
+        return note
 
 
 def reduced(event: Event) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 Which sizes the samples alone would have, torch says itself: the call is made for each sample with its own numbers, on
 the meta device. A tensor that has more keeps a note of it, and each call that takes such a tensor is made again with
 what a sample alone would not have left out. Where that changes a value of what is left, the sizes have reached a
-result, and the line that has used them is reported.
+result, and the line that has used them is reported. So is a line that fills padding, by `to_tensor`, and reduces it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.autograd.dense import wrap_record
+from masked_dispatch.seeing.counting import EXPORTS
 from masked_dispatch.seeing.event import Line, Notes, can_be_read, record_of, there_of, valid_of
 from masked_dispatch.seeing.recorder import leaves
 from masked_dispatch.seeing.sizes import Alone, Followed, Size, at, numbers_in, sizes_alone, with_each
@@ -73,15 +74,19 @@ class Call(NamedTuple):
         return self.function(*with_each(self.args, change), **with_each(self.kwargs, change))
 
     @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", "")).partition(".")[0]
+
+    @property
     def writes(self) -> bool:
-        name = getattr(self.function, "__name__", "")
+        name = self.name
         in_place = (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__", "backward")
         return in_place or self.kwargs.get("out") is not None
 
     @property
     def makes_new(self) -> bool:
         """Whether its results are as large as it is told, and no parts or views of what it takes."""
-        return not self.tensors or getattr(self.function, "__name__", "").startswith("new_")
+        return not self.tensors or self.name.startswith("new_")
 
 
 class SamplesAlone:
@@ -102,10 +107,22 @@ class SamplesAlone:
         """The lines to be reported, because what they have of padding reaches the result of this call."""
         if not all(map(can_be_read, (*call.tensors, *leaves(result)))):
             return
-        if any(True for _ in numbers_in([call.args, call.kwargs])):
+        if call.name in EXPORTS:
+            self._note_export(call, result, line)
+        elif any(True for _ in numbers_in([call.args, call.kwargs])):
             self._note_sizes(call, result, line)
         elif call.origins and not call.writes:
             yield from self._again(call, result, line)
+
+    def _note_export(self, call: Call, result: Any, line: Line | None) -> None:
+        """Note that a plain tensor has numbers where the masked one that it comes from is padded behind."""
+        x = call.tensors[0] if call.tensors else None
+        sizes = sizes_alone(x) if isinstance(x, MaskedTensor) and isinstance(result, Tensor) else {}
+        if x is None or not sizes or line is None or result.shape != x.shape or isinstance(result, MaskedTensor):
+            return
+        padding = ~there_of(x)
+        if bool(padding.any()) and torch.equal(there_of(_left_out(result, sizes)[0]), ~padding):
+            self._notes.set(result, Note(sizes, (Origin("valid padding", line, int(padding.sum())),)))
 
     # ---------------------------------------------------------------------------------------------------- with sizes
 

@@ -154,6 +154,49 @@ def test_states_that_are_not_lost() -> None:
     assert found_in(lambda: torch.stack([x[:, t] - x[:, t - 1] for t in range(1, 5)], 1).abs().mean()) == []
 
 
+def test_a_state_that_is_stacked_with_a_step_past_the_end() -> None:
+    def run(hold: bool) -> None:
+        x = batch(2)
+        h = x[:, 0] * 1
+        for t in range(1, 3):
+            new = torch.stack([x[:, t], h]).sum(0)
+            h = torch.where(THERE[:, t, None], new, h) if hold else new
+
+    with md.audit() as report:
+        run(hold=False)
+    assert str(report).split("\n")[2:] == [
+        "    a state was stacked with steps that are not there, and goes on past the end of its sample: 1 row",
+        "    → carry the old state where a step is invalid: torch.where(step.get_mask(), new, old)",
+    ]
+    assert found_in(lambda: run(hold=True)) == []
+    x = batch(2)
+    assert found_in(lambda: [torch.stack([x[:, t], x[:, t - 1]]).sum(0) for t in range(1, 5)]) == []
+
+
+def test_means_that_count_numbers_of_nothing() -> None:
+    x = md.from_lengths(torch.ones(3, 6, 2), torch.tensor([6, 2, 3]))  # three parts of two positions, one, and two
+    with md.audit() as report:
+        torch.stack([part.sum(1) for part in x.split(2, 1)], 1).mean(1)
+    assert str(report).split("\n")[2:] == [
+        "    a mean counts numbers that come from no position of their sample: 6 elements",
+        "    → leave them out: masked_dispatch.sum(part, dim, min_count=1) is invalid where a sample has nothing",
+    ]
+    linear = nn.Linear(2, 4)
+    for wrong in (
+        lambda: torch.stack([linear(part.sum(1)).relu() for part in x.chunk(3, 1)]).mean(0),
+        lambda: linear(torch.cat([part.sum(1, keepdim=True) for part in x.chunk(3, 1)], 1)).std(1),
+    ):
+        assert found_in(wrong) == [("numbers of nothing", 12)]
+    for right in (
+        lambda: torch.stack([md.sum(part, 1, min_count=1) for part in x.split(2, 1)], 1).mean(1),
+        lambda: torch.stack([part.mean(1) for part in x.split(2, 1)], 1).mean(1),
+        lambda: torch.stack([part.sum(1) for part in x.split(2, 1)], 1).sum(1),
+        lambda: (x[:, :2].sum(1) + x[:, 2:].sum(1)).mean(0),
+        lambda: torch.cat([x[:, :2].sum(1), x[:, 2:].sum(1)], -1).mean(0),
+    ):
+        assert found_in(right) == []
+
+
 def test_windows_that_are_longer_than_a_sample() -> None:
     x = batch(2).mT
     with md.audit() as report:
@@ -197,8 +240,8 @@ def test_padding_that_becomes_valid() -> None:
         joined(batch(2).without_extent())
     assert "\n".join(str(report).split("\n")[2:]) == (
         "    padding became valid: 6 elements\n"
-        "    → keep the extent: leave out without_extent(), or say it again, masked_dispatch.padded(x, extent); add to "
-        "a masked buffer, x.new_zeros(shape)"
+        "    → keep the extent: leave out without_extent(), or say it again, masked_dispatch.padded(x, extent); reduce "
+        "before to_tensor(fill); add to a masked buffer, x.new_zeros(shape)"
     )
     assert found_in(lambda: joined(batch(2))) == []
     assert found_in(lambda: F.dropout(batch(2).without_extent().transpose(1, 2) * 2, 0.5).sum(1)) == []
@@ -215,6 +258,27 @@ def test_a_window_over_padding_that_counts_as_missing() -> None:
 def test_padding_in_a_plain_buffer() -> None:
     assert found_in(lambda: torch.zeros(3, 5, 2).add_(batch(2))) == [("valid padding", 12)]
     assert found_in(lambda: batch(2).new_zeros(3, 5, 2).add_(batch(2))) == []
+
+
+def test_padding_that_is_filled_and_reduced() -> None:
+    x, linear, recurrent = batch(2), nn.Linear(2, 4), nn.LSTM(2, 3, batch_first=True)
+    with md.audit() as report:
+        filled = x.to_tensor(0)
+        linear(filled).relu().mean(1)
+    (finding,) = report.findings
+    assert (finding.kind, finding.count, finding.code) == ("valid padding", 12, "filled = x.to_tensor(0)")
+    assert found_in(lambda: recurrent(x.to_tensor(0))[1]) == [("valid padding", 12)]
+    labels = torch.zeros(3, 5, dtype=torch.long).masked_fill(~THERE, -100)
+    for right in (
+        lambda: x.to_tensor(0).sum(1),
+        lambda: x.to_tensor(-torch.inf).amax(1),
+        lambda: (x.to_tensor(0) * THERE[..., None]).sum(1) / THERE.sum(1)[:, None],
+        lambda: F.cross_entropy(linear(x.to_tensor(0)).view(-1, 4), labels.view(-1)),
+        lambda: F.scaled_dot_product_attention(f := x.to_tensor(0), f, f, THERE[:, None])[:, 0],
+        lambda: recurrent(nn.utils.rnn.pack_padded_sequence(x.to_tensor(0), LENGTHS, True, False))[1],
+        lambda: x.mean(1).to_tensor(0).mean(),
+    ):
+        assert found_in(right) == []
 
 
 def test_an_assignment_that_drops_a_mask() -> None:
