@@ -89,6 +89,11 @@ KINDS = {
         "element",
         "leave out the last k of each sample, x[..., :-k]; or x.mask_like(y)",
     ),
+    "cut short at size": Kind(
+        "a size that counts padding leaves shorter samples fewer positions than they would have alone",
+        "element",
+        "cut and pad by numbers that are the same for each sample, x[..., k:] and F.pad(x, (0, k))",
+    ),
     "shaped by size": Kind(
         "a tensor of a size that counts padding is reduced, with elements that shorter samples alone would not have",
         "element",
@@ -191,6 +196,7 @@ def audit() -> Iterator[Audit]:
     "plain factor"     a product with a plain tensor of the same shape, that is reduced by itself: Dice, weighted means
     "divided by size"  what left something out, divided by the size: ``x.sum(1) / x.shape[1]``, ones counted
     "cut at size"      positions that a shorter sample alone would not have: ``conv(x, padding=2)[..., :x.shape[-1]]``
+    "cut short at size"  the same, of positions that it lacks: ``x[:, x.shape[1] // 2 :]``
     "shaped by size"   a tensor made as large as the batch, and reduced: ``torch.ones(x.shape).sum(1)``
     "table on the grid"  a plain operand with one value for an index, where samples don't begin at 0: ``x + table``
 

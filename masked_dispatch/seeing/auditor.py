@@ -101,7 +101,7 @@ class Auditor(Recorder):
         with self._counting():
             if line is not None:
                 if name in _SIZES or getattr(getattr(function, "__self__", None), "__name__", "") == "shape":
-                    return self._size(name, args, kwargs, result)
+                    return self._size(name, args, kwargs, result) if _reads_itself() else result
                 operands = [t for t in args if isinstance(t, Tensor)]
                 if operands and not has_masked(args) and not isinstance(result, MaskedTensor):
                     self._plain(name, operands, args, result, line)
@@ -109,7 +109,7 @@ class Auditor(Recorder):
                     found = Found("divided by size", _padding_divided_by(name, args, kwargs, result))
                     if self.found.get((found.kind, line, "")) == before.get((found.kind, line, "")):
                         self._add([found], line)
-            for origin in self._alone.after(call, result, line):
+            for origin in self._alone.after(call, result, caller_line(_FUNCTIONS)):
                 self._add([Found(origin.kind, origin.count)], origin.line)
         return result
 
@@ -158,6 +158,8 @@ class Functions(TorchFunctionMode):
         return self._auditor.called(func, args, kwargs or {})
 
 
+# Modules of torch with functions in Python, which show themselves to a mode when they are called.
+_FUNCTIONS = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
 _SIZES = {"size", "numel", "nelement"}
 _DIVISIONS = {"div", "divide", "true_divide"}
 _PRODUCTS = {"mul", "multiply"}
@@ -210,6 +212,14 @@ def caller_line(through: Sequence[str] = ()) -> Line | None:
     if frame is None or any(_calls_for_itself(module, through) for module in modules):
         return None
     return Line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _reads_itself() -> bool:
+    """Whether the caller's line asks for a size, and no function of this library that it calls."""
+    *between, _ = frames_to_caller()
+    modules = [name for name, _ in between if name.startswith("masked_dispatch.")]
+    between.clear()
+    return all(name.startswith(("masked_dispatch.seeing.", "masked_dispatch.engine_internals")) for name in modules)
 
 
 # Parts of this library between a caller's line and an operator, whose functions make the call that the line asks for.

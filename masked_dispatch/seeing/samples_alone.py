@@ -39,7 +39,7 @@ from op_registry.extents.factors import (
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8, intersect
 
-CUT, SHAPED = "cut at size", "shaped by size"
+CUT, LESS, SHAPED = "cut at size", "cut short at size", "shaped by size"
 
 
 @dataclass
@@ -110,7 +110,7 @@ class SamplesAlone:
         if call.name in EXPORTS:
             self._note_export(call, result, line)
         elif any(True for _ in numbers_in([call.args, call.kwargs])):
-            self._note_sizes(call, result, line)
+            yield from self._note_sizes(call, result, line)
         elif call.origins and not call.writes:
             yield from self._again(call, result, line)
 
@@ -126,8 +126,8 @@ class SamplesAlone:
 
     # ---------------------------------------------------------------------------------------------------- with sizes
 
-    def _note_sizes(self, call: Call, result: Any, line: Line | None) -> None:
-        """Note which results have more than those of the same call for each sample alone."""
+    def _note_sizes(self, call: Call, result: Any, line: Line | None) -> Iterator[Origin]:
+        """Note which results have more than those of the same call for each sample alone; report those with less."""
         results = list(leaves(result))
         alone = {id(t): self._sizes(t) for t in call.tensors}
         known = [n.alone for n in numbers_in([call.args, call.kwargs])]
@@ -146,6 +146,9 @@ class SamplesAlone:
             for d in range(tensor.ndim):
                 wanted = tuple(each[number][d] for each in shapes)
                 has = own.get(d, (tensor.shape[d],) * samples if makes else wanted)
+                if _is_less(has, wanted) and d in own and line is not None and len(results) == 1:
+                    less = sum(int(w - h) for w, h in zip(wanted, has, strict=False) if h < w)
+                    yield Origin(LESS, line, less * (tensor.numel() // max(1, tensor.shape[d] * len(has))))
                 if _is_less(wanted, has):
                     sizes[d] = tuple(map(min, wanted, has)) if len(wanted) == len(has) else (min(wanted),)
             if sizes:
@@ -188,7 +191,7 @@ class SamplesAlone:
                 warnings.simplefilter("ignore")
                 made = call.with_each(put_in)
         except Exception:  # indices, say, that differ from sample to sample
-            self._note_sizes(call, result, line)
+            yield from self._note_sizes(call, result, line)
             return
         # (beside tensors that know where their samples end, a table that ends with the shortest would cut the others)
         compares = by_sample or not any(sizes_alone(t) and self._notes.get(t) is None for t in call.tensors)

@@ -33,6 +33,9 @@ class Followed:
     alone: Alone
     padding: int
 
+    def __reduce__(self) -> Any:  # a copy, or a file, has the number alone
+        return type(plain_number(self)), (plain_number(self),)
+
     @property
     def counts_padding(self) -> bool:
         """Whether it is larger than that of a sample alone."""

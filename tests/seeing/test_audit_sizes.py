@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +65,7 @@ def test_what_is_the_same_for_all_samples_is_a_plain_number() -> None:
         t = Y.shape[1]
         for number in (causal(Y).shape[2] - t, t - t, t * 0, Y.shape[0], Y.shape[2], X[:, :2].shape[1], t > 2, int(t)):
             assert type(number) in (int, bool)
+        assert type(copy.copy(t)) is type(pickle.loads(pickle.dumps(t))) is int
     assert type(Y.shape[1]) is int
 
 
@@ -147,6 +150,22 @@ def test_the_line_that_cuts_is_named() -> None:
         "result: 40 elements",
         "    → leave out the last k of each sample, x[..., :-k]; or x.mask_like(y)",
     ]
+
+
+def test_positions_that_shorter_samples_lack_at_a_cut() -> None:
+    with md.audit() as report:
+        Y[:, Y.shape[1] // 2 :].mean(1)
+    assert str(report).split("\n")[2:] == [
+        "    a size that counts padding leaves shorter samples fewer positions than they would have alone: 16 elements",
+        "    → cut and pad by numbers that are the same for each sample, x[..., k:] and F.pad(x, (0, k))",
+    ]
+    even = Y[:, :4].mT
+
+    def up_and_down() -> Tensor:
+        up = F.interpolate(F.max_pool1d(even, 2), scale_factor=2)
+        return torch.cat([even, F.pad(up, (0, even.shape[2] - up.shape[2]))], 1)
+
+    assert found_in(up_and_down) == [("cut short at size", 8)]
 
 
 def test_cuts_that_keep_what_the_samples_have() -> None:
