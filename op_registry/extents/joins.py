@@ -111,6 +111,8 @@ def _is_new(parts: Sequence[Part], dim: int) -> bool:
 
 def _factors(parts: Sequence[Part], dim: int, is_new: bool, name: str) -> tuple[list[Factor], bool]:
     """The factors of a join, and whether what is valid in its parts is there."""
+    if len(parts) == 1 and not is_new:
+        return parts[0].factors, True
     every = [f for part in parts for f in part.factors]
     knowns = [f.along[dim] for f in every]
     in_order = [[f for f in part.factors if numbers_positions(f.along[dim])] for part in parts]

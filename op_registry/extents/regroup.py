@@ -158,14 +158,16 @@ def misplaced(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Iter
     Of samples that are not known to begin at index 0.
     """
     parts = [p for s, a in zip(shape, factor.along, strict=True) for p in (a.parts if _splits(a, s) else [(s, a)])]
+    groups = regrouped(parts, size, lambda along: along is None)
+    sizes = [s for taken, _ in groups for s, _ in taken]  # (a part on which nothing depends may be divided)
     dim = start = 0
-    for taken, dims in regrouped(parts, size, lambda along: along is None):
+    for taken, dims in groups:
         named = [n for n, (_, along) in enumerate(taken) if along is not None]
         inner, start = math.prod(size[start + 1 : start + dims]), start + dims
         if dims > 1 and len(named) == 1 and numbers_positions(taken[named[0]][1]) and not is_prefix(taken[named[0]][1]):
             group = inner // max(math.prod(s for s, _ in taken[named[0] + 1 :]), 1)
             if group < taken[named[0]][0]:
-                there = as_bool(reshape_validity(factor.there, shape, [s for s, _ in parts]))
+                there = as_bool(reshape_validity(factor.there, shape, sizes))
                 yield _in_groups(there, dim + named[0], group), f"groups of {group} positions are those of the batch"
         dim += len(taken)
 

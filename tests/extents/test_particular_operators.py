@@ -125,6 +125,24 @@ def test_groups_of_positions_are_each_samples_own_or_refused() -> None:
         compiled(in_the_middle(6, 4))
 
 
+def test_groups_of_pixels_where_both_dimensions_are_divided() -> None:
+    """Height and width into patches of 2 by 2, of an image of 2 by 4 in the lower right corner."""
+    there = torch.zeros(1, 4, 6, dtype=torch.bool)
+    there[:, 2:, 2:] = True
+    images = md.padded(md.masked_tensor(torch.arange(24.0).view(1, 4, 6), there))
+    patches = images.reshape(1, 2, 2, 3, 2).sum((2, 4))
+    assert patches.get_mask().tolist() == [[[False] * 3, [False, True, True]]]
+    assert patches.compressed().tolist() == [14 + 15 + 20 + 21, 16 + 17 + 22 + 23]
+
+
+def test_a_join_of_one_part_keeps_what_is_known_of_it() -> None:
+    """einops.pack joins one part, of samples and positions merged, and unpack splits it."""
+    x = md.padded(md.masked_tensor(torch.arange(6.0).view(2, 3), torch.tensor([[1, 1, 1], [0, 1, 1]]).bool()))
+    rows = (torch.cat([x.reshape(6)]) * 1).reshape(2, 3)
+    assert rows.extent.equal(x.extent)
+    assert rows.mean(1).tolist() == [1, 4.5]
+
+
 def test_an_index_for_each_row_reads_what_the_row_has() -> None:
     there = torch.tensor([[[1, 1], [1, 1]], [[0, 0], [0, 1]]]).bool()  # two dimensions of positions, in front
     x = md.padded(md.masked_tensor(torch.tensor([[[1.0, 2], [4, 3]], [[9, 9], [9, 5]]]), there), dim=(1, 2))
