@@ -5,8 +5,11 @@ From the calls of operators that samples make and the dimensions that their rule
 the batch's result is there, in order, it has as many elements as the sample's, as valid, with its values; operands have
 the samples' gradients, absent or 0 at padding, and what samples share has the sum.
 
-Nothing is claimed for random numbers; for results and operands that are indices, which count in the batch; and for
-samples of length 0, except that what is reduced from one is invalid if it is not the sample's.
+Where nothing is missing, the batch is run twice: its extent is its mask, and a tensor of its own. Both runs have the
+same results. The in-place and out= forms of an operator are called in its place.
+
+Nothing is claimed for random numbers, and for results and operands that are indices, which count in the batch. Where
+torch has NaN for what is made of nothing, the batch has no number.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.bound import Bound
 from op_registry.conformance.compare import difference, mask_difference
@@ -27,6 +31,7 @@ from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.trial import Broken, NotAsked, RefusedRightly
+from op_registry.conformance.variant_calls import written_by
 from op_registry.errors import MaskedSemanticsError
 from op_registry.laws.categories import POOLING
 
@@ -44,19 +49,31 @@ class Run:
     operands: dict[str, Any]
 
 
-def batch_is_its_samples(subject: Subject, ragged: Ragged, garbage: str, seed: int, storage: str | None = None) -> None:
+def batch_is_its_samples(
+    subject: Subject,
+    ragged: Ragged,
+    garbage: str,
+    seed: int,
+    storage: str | None = None,
+    form: OpOverload | None = None,
+) -> None:
     """P9 of one ragged batch.
 
     storage  how the operands that have an extent are stored; None: densely
+    form     the in-place or out= form that is called in place of the operator
     """
-    wanted = _differentiable(ragged, seed)
+    wanted = _differentiable(ragged, seed) if form is None else frozenset()
     try:
         # The batch first: what a refused call would do with a sample is nobody's question.
-        batch = _of_batch(subject, ragged, garbage, wanted, seed, storage)
-        samples = [_of_sample(subject, ragged, n, garbage, wanted, seed) for n in ragged]
+        batch = _of_batch(subject, ragged, garbage, wanted, seed, storage, form)
+        samples = [_of_sample(subject, ragged, n, garbage, wanted, seed, form) for n in ragged]
         errors = [sample for sample in samples if isinstance(sample, Exception)]
         if len(errors) == len(samples):
             raise NotAsked(f"a sample alone raises {one_line(errors[0])}")
+        if isinstance(batch, Exception):
+            raise batch
+        if not ragged.draw.holes:
+            _same_in_both_forms(batch, _of_batch(subject, ragged, garbage, wanted, seed, storage, form, own=True))
         compared = _same_results(ragged, batch, samples)
         _same_gradients(subject, ragged, batch, samples, compared, wanted)
     except MaskedSemanticsError as refusal:
@@ -68,7 +85,7 @@ def batch_is_its_samples(subject: Subject, ragged: Ragged, garbage: str, seed: i
 def samples_agree(subject: Subject, mode: Subject, ragged: Ragged, garbage: str, seed: int) -> bool:
     """Whether the samples, unpadded, have the same results in another mode: torch's own graphs may differ."""
     for n in ragged:
-        one, other = (_of_sample(s, ragged, n, garbage, frozenset(), seed) for s in (subject, mode))
+        one, other = (_of_sample(s, ragged, n, garbage, frozenset(), seed, None) for s in (subject, mode))
         if isinstance(one, Exception) or isinstance(other, Exception):
             continue
         for (data, mask), (again, _) in zip(one.results, other.results, strict=True):
@@ -79,7 +96,7 @@ def samples_agree(subject: Subject, mode: Subject, ragged: Ragged, garbage: str,
 
 
 def _operands_of_batch(
-    subject: Subject, ragged: Ragged, garbage: str, wanted: frozenset[str], storage: str | None
+    subject: Subject, ragged: Ragged, garbage: str, wanted: frozenset[str], storage: str | None, own: bool
 ) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, data in ragged.batch(garbage).items():
@@ -88,7 +105,7 @@ def _operands_of_batch(
             values[name] = data.requires_grad_(gradient)
             continue
         place = ragged.ragged[name]
-        mask = ragged.masks[name] if ragged.draw.holes else None
+        mask = ragged.masks[name] if own or ragged.draw.holes else None
         values[name] = subject.padded(data, mask, ragged.where_there(data.ndim, *place), *place, gradient)
         if storage is not None:
             values[name] = subject.stored(values[name], storage, gradient)
@@ -96,14 +113,36 @@ def _operands_of_batch(
 
 
 def _of_batch(
-    subject: Subject, ragged: Ragged, garbage: str, wanted: frozenset[str], seed: int, storage: str | None
-) -> Run:
-    operands = _operands_of_batch(subject, ragged, garbage, wanted, storage)
-    return _run(subject, ragged, ragged.named(operands), operands, seed)
+    subject: Subject,
+    ragged: Ragged,
+    garbage: str,
+    wanted: frozenset[str],
+    seed: int,
+    storage: str | None,
+    form: OpOverload | None,
+    own: bool = False,
+) -> Run | Exception:
+    """The call on the batch. Or the exception that it raises, if it is not a refusal.
+
+    own  whether the extent is a tensor of its own also where nothing is missing; else it is the mask there
+    """
+    operands = _operands_of_batch(subject, ragged, garbage, wanted, storage, own)
+    try:
+        return _run(subject, ragged, ragged.named(operands), operands, seed, form)
+    except MaskedSemanticsError:
+        raise
+    except Exception as error:
+        return error
 
 
 def _of_sample(
-    subject: Subject, ragged: Ragged, n: int, garbage: str, wanted: frozenset[str], seed: int
+    subject: Subject,
+    ragged: Ragged,
+    n: int,
+    garbage: str,
+    wanted: frozenset[str],
+    seed: int,
+    form: OpOverload | None,
 ) -> Run | Exception:
     """The call on one sample by itself: plain, or masked where it misses values. Or the exception that it raises."""
     operands: dict[str, Any] = {}
@@ -114,14 +153,19 @@ def _of_sample(
         else:
             operands[name] = own.requires_grad_(name in wanted)
     try:
-        return _run(subject, ragged, ragged.named(operands, n), operands, seed)
+        return _run(subject, ragged, ragged.named(operands, n), operands, seed, form)
     except Exception as error:
         return error
 
 
-def _run(subject: Subject, ragged: Ragged, call: Bound, operands: dict[str, Any], seed: int) -> Run:
+def _run(
+    subject: Subject, ragged: Ragged, call: Bound, operands: dict[str, Any], seed: int, form: OpOverload | None
+) -> Run:
     start_random_numbers(seed)
-    result = call.applied(lambda *args, **kwargs: subject.call(ragged.op, *args, **kwargs))
+    if form is None:
+        result = call.applied(lambda *args, **kwargs: subject.call(ragged.op, *args, **kwargs))
+    else:
+        result = written_by(form, ragged.op, call.named)
     leaves = [leaf for leaf in tree_leaves(result, is_leaf=subject.is_value) if subject.is_value(leaf)]
     return Run([subject.observe(leaf) for leaf in leaves], [subject.extent(leaf) for leaf in leaves], operands)
 
@@ -152,6 +196,24 @@ def _differentiable(ragged: Ragged, seed: int) -> frozenset[str]:
 
 # What is compared of each result and sample: the places in the batch's part, and in the sample's result.
 Compared = dict[tuple[int, int], tuple[Tensor, Tensor]]
+
+
+def _same_in_both_forms(batch: Run, other: Run | Exception) -> None:
+    """Compare with the run in which the extent is a tensor of its own."""
+    if isinstance(other, Exception):
+        raise Broken(f"with an extent of its own, it raises {one_line(other)}")
+    pairs = zip(batch.results, batch.there, other.results, other.there, strict=True)
+    for result, ((data, mask), there, (again, other_mask), other_there) in enumerate(pairs):
+        everywhere = torch.ones(data.shape, dtype=torch.bool)
+        masks, extents = (
+            [everywhere if known is None else known.expand(data.shape) for known in both]
+            for both in ((other_mask, mask), (other_there, there))
+        )
+        wrong = mask_difference(*masks) or difference(again.detach(), data.detach(), masks[0])
+        if not torch.equal(*extents):
+            wrong = f"{int((extents[0] != extents[1]).sum())} positions are there in one of both"
+        if wrong:
+            raise Broken(f"result {result}, with an extent of its own: {wrong}")
 
 
 def _same_results(ragged: Ragged, batch: Run, samples: Sequence[Run | Exception]) -> Compared:
@@ -196,13 +258,12 @@ def _same_result(
     want, want_mask = expected[0].reshape(-1), expected[1]
     want_mask = torch.ones_like(want, dtype=torch.bool) if want_mask is None else want_mask.reshape(-1)
     places = there.nonzero()[:, 0]
-    if ragged.lengths[n] == 0 and not bool(mask.any()):
-        return None
     if len(places) != len(want):
         raise Broken(f"{name}: {len(places)} positions are there, and {len(want)} in the sample alone")
     got, valid = data[places], mask[places]
+    nothing = want_mask & want.isnan() & (~valid | got.isnan())  # torch has no number for what is made of nothing
     if ragged.lengths[n] == 0:
-        want_mask = want_mask & valid
+        want_mask, valid = want_mask & ~nothing, valid & ~nothing
     wrong = mask_difference(valid, want_mask)
     if not wrong and not _is_unclaimed(ragged, expected[0]) and not _is_normalised_alone(ragged, n, want):
         wrong = difference(got, want.to(got.dtype) if want.dtype is not got.dtype else want, want_mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from op_registry.bound import Bound
 from op_registry.conformance.padded_batches import batch_is_its_samples, samples_agree
-from op_registry.conformance.ragged import DRAWS, FEW_DRAWS, GARBAGE, Draw, NoBatch, Ragged, axes_of, widened
+from op_registry.conformance.ragged import DRAWS, FEW_DRAWS, GARBAGE, OF_FORMS, Draw, NoBatch, Ragged, axes_of, widened
 from op_registry.conformance.sample import Operator, Sample, chosen
 from op_registry.conformance.stated_dims import calls_of_operators, size_of_call
 from op_registry.conformance.stored_samples import storable
@@ -25,6 +25,7 @@ from op_registry.dimensions.movements import Unknown
 from op_registry.laws.categories import COMPOSITE
 from op_registry.registry import registry
 from op_registry.rule import Rule, packet_name
+from op_registry.schema import mutable_forms
 
 # How many calls of one overload are asked at most, and among how many samples they are looked for: for each call, and
 # for one of an overload of which there is none yet.
@@ -39,6 +40,7 @@ class PaddedTrial:
     """One ragged batch of a call of `op`; or why there is none.
 
     number  that of the sample that makes the call
+    form    the in-place or out= form that is called in place of `op`
     """
 
     op: OpOverload
@@ -47,6 +49,12 @@ class PaddedTrial:
     ragged: Ragged | None
     garbage: str = ""
     why: str = ""
+    form: OpOverload | None = None
+
+    @property
+    def asked(self) -> OpOverload:
+        """The overload that is called."""
+        return self.form or self.op
 
     def run(self, subject: Subject, seed: int, option: tuple[str, str] | None = None) -> None:
         """The law, on dense storage or as an option says: ("--storage", "coo"), ("--mode", "aot_eager")."""
@@ -58,7 +66,7 @@ class PaddedTrial:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                batch_is_its_samples(mode or subject, self.ragged, self.garbage, seed, storage)
+                batch_is_its_samples(mode or subject, self.ragged, self.garbage, seed, storage, self.form)
             except Broken:
                 if mode is not None and not samples_agree(subject, mode, self.ragged, self.garbage, seed):
                     raise NotAsked(f"a sample alone has another result in {name}, too") from None
@@ -66,7 +74,7 @@ class PaddedTrial:
 
     def __str__(self) -> str:
         what = "" if self.ragged is None else f" {self.ragged.draw}, {self.ragged.axes}"
-        return f"{str(self.dtype).removeprefix('torch.')} sample {self.number} padded {self.op}{what}"
+        return f"{str(self.dtype).removeprefix('torch.')} sample {self.number} padded {self.asked}{what}"
 
 
 def padded_trials(
@@ -82,6 +90,7 @@ def padded_trials(
         return
     dtype = operator.gradient_dtype or operator.preferred_dtype
     calls: Counter[OpOverload] = Counter()
+    forms: set[OpOverload] = set()
     enough = MOST_CALLS if most is None else min(most, MOST_CALLS)
     samples, more = _samples(operator, dtype, most, sample)
     for n, made in enumerate([*samples, *more]):
@@ -95,6 +104,11 @@ def padded_trials(
             found = list(_of_call(rule, op, args, kwargs, made, dtype, seed, draws))
             calls[op] += any(trial.ragged is not None for trial in found)
             yield from found
+            for form in mutable_forms(op):
+                of_form = [replace(t, form=form) for t in found if t.ragged is not None and t.ragged.draw in OF_FORMS]
+                if form not in forms and of_form:
+                    forms.add(form)
+                    yield from of_form
 
 
 def _samples(

@@ -65,6 +65,8 @@ DRAWS = (
 )
 # For one call of an overload.
 FEW_DRAWS = (Draw("right", 0, holes=True), Draw("left", 1))
+# For in-place and out= forms.
+OF_FORMS = (Draw("right", 0), *FEW_DRAWS)
 
 
 class NoBatch(Exception):

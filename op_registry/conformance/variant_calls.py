@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.conformance.trees import tree_leaves, tree_map
+from op_registry.schema import is_out, written_arguments
 
 
 def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,3 +44,21 @@ def into_out(function: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return into_out
+
+
+def written_by(form: OpOverload, functional: OpOverload, named: Mapping[str, Any]) -> Any:
+    """What an in-place form leaves in a copy of its first argument, or an out= form in new tensors.
+
+    named  the arguments of the functional form
+    """
+    given = {a.name: named[a.name] for a in form._schema.arguments if a.name in named}
+    written = written_arguments(form)
+    if not is_out(form):
+        copy = given[written[0]].clone()
+        form(**given | {written[0]: copy})
+        return copy
+    made = tree_leaves(functional(**named))
+    targets = [t.new_empty(t.shape) for t in made]
+    lists = any(a.name in written and isinstance(a.type, torch.ListType) for a in form._schema.arguments)
+    form(**given, **({written[0]: targets} if lists else dict(zip(written, targets, strict=True))))
+    return targets
