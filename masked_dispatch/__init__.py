@@ -81,7 +81,7 @@ from masked_dispatch.api.sparsify import sparse_relu, sparse_threshold, sparse_t
 from masked_dispatch.api.stacking import pad_stack
 from masked_dispatch.api.windows import windows
 from masked_dispatch.autograd import engine as _gradients
-from masked_dispatch.caller_warnings import BatchEndWarning
+from masked_dispatch.caller_warnings import BatchEndWarning, EmptiedSampleWarning
 from masked_dispatch.densify_policy import DensificationWarning, densify
 from masked_dispatch.dispatch import compile as _compile
 from masked_dispatch.dispatch import extents as _extents
@@ -141,6 +141,7 @@ testing.install()
 __all__ = [
     "Audit",
     "BatchEndWarning",
+    "EmptiedSampleWarning",
     "DensificationWarning",
     "InvalidValueError",
     "MaskDroppedWarning",

@@ -27,6 +27,13 @@ class BatchEndWarning(UserWarning):
     """
 
 
+class EmptiedSampleWarning(UserWarning):
+    """A window is longer than some samples of a padded batch, which have no position left: nothing follows for them.
+
+    It comes once for a line of the caller's, by Python's `warnings`. Of one such sample alone, torch raises an error.
+    """
+
+
 def frames_of_call() -> tuple[list[Frame], Frame] | None:
     """The frames between the caller's code and this function, and the caller's; of a graph, those of the traced code.
 
@@ -81,6 +88,12 @@ def _batch_end(message: str) -> None:
     warn_at(found[1], message, BatchEndWarning)
 
 
+def _emptied(message: str) -> None:
+    found = frames_of_call()
+    if found is not None:
+        warn_at(found[1], message, EmptiedSampleWarning)
+
+
 def is_torchs_own(module: str) -> bool:
     """Whether code of this module of torch calls for its own sake: all but what stands around every call."""
     return module.startswith("torch.") and not module.startswith(AROUND_CALLS)
@@ -89,3 +102,4 @@ def is_torchs_own(module: str) -> bool:
 def install() -> None:
     """Called once, when the package is imported."""
     ends.listeners.append(_batch_end)
+    ends.emptied.append(_emptied)

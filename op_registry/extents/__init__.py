@@ -21,7 +21,8 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
     regions    parts of a tensor's memory: views of it, and writes through them
 """
 
-from op_registry.extents.factors import Factor, Merged, along_dim, as_positions, factors_of, there
+from op_registry.extents.ends import keeps_all
+from op_registry.extents.factors import Factor, Merged, along_dim, as_positions, factors_of, maybe_empty, there
 from op_registry.extents.follow import with_factors, without
 from op_registry.extents.remembered import finished
 from op_registry.extents.samples import WITHIN_SAMPLES
@@ -34,6 +35,8 @@ __all__ = [
     "as_positions",
     "factors_of",
     "finished",
+    "keeps_all",
+    "maybe_empty",
     "there",
     "with_factors",
     "without",

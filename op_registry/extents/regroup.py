@@ -14,9 +14,9 @@ from op_registry.extents.factors import (
     Along,
     Factor,
     Merged,
+    Positions,
     fitted,
     index_along,
-    is_prefix,
     narrowed,
     numbers_positions,
     without_order,
@@ -164,12 +164,20 @@ def misplaced(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Iter
     for taken, dims in groups:
         named = [n for n, (_, along) in enumerate(taken) if along is not None]
         inner, start = math.prod(size[start + 1 : start + dims]), start + dims
-        if dims > 1 and len(named) == 1 and numbers_positions(taken[named[0]][1]) and not is_prefix(taken[named[0]][1]):
+        if dims > 1 and len(named) == 1 and begins_elsewhere(taken[named[0]][1]):
             group = inner // max(math.prod(s for s, _ in taken[named[0] + 1 :]), 1)
             if group < taken[named[0]][0]:
                 there = as_bool(reshape_validity(factor.there, shape, sizes))
                 yield _in_groups(there, dim + named[0], group), f"groups of {group} positions are those of the batch"
         dim += len(taken)
+
+
+def begins_elsewhere(along: Along) -> bool:
+    """Whether samples' positions follow one another along the dimension, and are not known to begin at its index 0.
+
+    (Of a dimension that has lost its order, as one that merged samples and positions may, groups may undo the merge.)
+    """
+    return isinstance(along, Positions) and along.contiguous and not along.from_start
 
 
 def _in_groups(there: Tensor, dim: int, group: int) -> Tensor:

@@ -12,7 +12,7 @@ from op_registry.dimensions.labels import Labels, atoms
 from op_registry.dimensions.movements import AtIndices, Indexed, Joined, OfSizes
 from op_registry.dimensions.views import Reshaped, View
 from op_registry.extents import indices, joins, particular, samples, slices, states
-from op_registry.extents.factors import Positions, with_extent
+from op_registry.extents.factors import with_extent
 from op_registry.extents.follow import (
     RECORDS,
     any_stored,
@@ -22,6 +22,7 @@ from op_registry.extents.follow import (
     refuse,
     roles_of_positions,
 )
+from op_registry.extents.regroup import begins_elsewhere
 from op_registry.extents.remembered import remembered
 from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY, RECURRENT, REFUSED
 from op_registry.laws.whole_slices import WHOLE_SLICES
@@ -127,7 +128,7 @@ def _follower(call: Bound, labels: Labels) -> Follower:
 def _splits_unordered(call: Bound, labels: Labels) -> bool:
     """Whether a dimension is split whose indices are positions of samples that are not known to begin at 0."""
     return any(
-        isinstance(along, Positions) and not along.is_prefix and len(atoms(dim)) > 1
+        begins_elsewhere(along) and len(atoms(dim)) > 1
         for name, record in records_of(call).items()
         if record.extent is not None
         for factor in record.extent.factors

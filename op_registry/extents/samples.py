@@ -15,6 +15,7 @@ from op_registry.dimensions.labels import Labels
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import joins, regroup, states, stored
 from op_registry.extents.combine import check_holds, combined
+from op_registry.extents.ends import hand_on
 from op_registry.extents.factors import (
     SAMPLES,
     Extent,
@@ -391,7 +392,9 @@ def _counted(result: Dense, dims: Sequence[int], is_mask: bool) -> Dense:
     for n, factor in enumerate(factors):
         for d in dims:
             if d < result.ndim and factor.along[d] is not None and may_be_read(factor.there):
-                factors[n] = factor.knowing(d, with_count(factor.along[d], factor.there, d))
+                factors[n] = factor = factor.knowing(d, with_count(factor.along[d], factor.there, d))
+    if is_mask and len(factors) == 1 and result.validity is not None:
+        hand_on(factors[0].there, result.validity)
     return Dense(result.data, result.validity, extent_of(factors, is_mask))
 
 

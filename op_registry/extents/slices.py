@@ -16,7 +16,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
-from op_registry.extents.ends import batch_end, begins_with_batch, ends_with_batch
+from op_registry.extents.ends import batch_end, begins_with_batch, ends_with_batch, keeps_all
 from op_registry.extents.factors import (
     NUMBERS,
     Extent,
@@ -282,9 +282,11 @@ def unfolded(call: Bound, labels: Labels, run: Run) -> Outcome:
             continue
         if not isinstance(along, Positions) or not along.contiguous or (step != 1 and not along.from_start):
             raise refuse(call, f"its windows along dimension {dim} would not be the sample's own")
-        windows = as_bool(there).unfold(dim, size, step).all(-1)
-        factors.append(
-            Factor(known, as_int8(windows).unsqueeze(-1)).knowing(dim, replace(along, parts=(), nonempty=False))
+        windows = as_int8(as_bool(there).unfold(dim, size, step).all(-1))
+        keeps = keeps_all(
+            there, dim, windows, lambda length: (length - size) // step + 1, f"a window of {size} along dimension {dim}"
         )
+        numbered = replace(along, parts=(), nonempty=along.nonempty and keeps)
+        factors.append(Factor(known, windows.unsqueeze(-1)).knowing(dim, numbered))
     assert record.extent is not None
     return Outcome(result, Extent(tuple(factors), record.extent.is_mask), "part")

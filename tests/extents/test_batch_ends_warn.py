@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 import masked_dispatch as md
@@ -147,3 +148,71 @@ def test_a_graph_warns_when_it_is_traced_at_the_line_of_its_code(warned: list[wa
     assert (found.filename, found.lineno) == (__file__, computed.__code__.co_firstlineno + 2)
     run(batch("right"))
     assert len([w for w in warned if w.category is md.BatchEndWarning]) == 1
+
+
+# ------------------------------------------------------------------------------------ windows longer than a sample
+
+
+def line(*lengths: int, width: int = 4) -> md.MaskedTensor:
+    """Samples 1 2 3 … of one channel, (B, 1, T)."""
+    samples = torch.arange(1.0, width + 1).expand(len(lengths), width).clone()
+    return md.from_lengths(samples, torch.tensor(lengths))[:, None]
+
+
+LONGER: dict[str, tuple[Callable[[Any], object], str]] = {
+    "pooling over the size": (lambda x: F.max_pool1d(x, x.shape[2]), "a window of 4 along dimension -1 is longer than"),
+    "average": (lambda x: F.avg_pool1d(x, 3), "a window of 3"),
+    "with indices": (lambda x: F.max_pool1d(x, 3, return_indices=True), "a window of 3"),
+    "convolution": (lambda x: F.conv1d(x, torch.ones(1, 1, 3)), "a window of 3"),
+    "dilated": (lambda x: F.conv1d(x, torch.ones(1, 1, 2), dilation=2), "a window of 3"),
+    "a module's": (lambda x: nn.Sequential(nn.Conv1d(1, 1, 3))(x), "a window of 3"),
+    "in two dimensions": (lambda x: F.max_pool2d(x[:, None], (1, 3)), "a window of 3"),
+    "the second of two": (lambda x: F.max_pool1d(F.max_pool1d(x, 2), 2), "a window of 2"),
+    "unfold": (lambda x: x.unfold(2, 3, 1), "a window of 3 along dimension 2 is longer than"),
+    "columns": (lambda x: F.unfold(x[..., None], (3, 1)), "a window of 3 along dimension -2"),
+    "packed": (lambda x: x[:, 0].to_packed().to_dense().unfold(1, 3, 1), "a window of 3"),
+}
+
+
+@pytest.mark.parametrize("name", LONGER)
+def test_a_window_longer_than_a_sample_warns(name: str, warned: list[warnings.WarningMessage]) -> None:
+    call, said = LONGER[name]
+    call(line(4, 2))
+    (found,) = warned
+    assert found.category is md.EmptiedSampleWarning
+    assert (found.filename, found.lineno) == (__file__, call.__code__.co_firstlineno)
+    assert str(found.message).startswith(said)
+    call(line(4, 0, 4))  # a sample that had none loses none
+    assert len(warned) == 1
+
+
+def test_other_windows_do_not(warned: list[warnings.WarningMessage]) -> None:
+    x = line(4, 2)
+    F.max_pool1d(x, 2), F.avg_pool1d(x, 3, ceil_mode=True), F.conv1d(x, torch.ones(1, 1, 3), padding=1)
+    F.conv_transpose1d(x, torch.ones(1, 1, 3)), F.adaptive_max_pool1d(x, 1), F.lp_pool1d(x, 2, 2)
+    F.max_pool1d(x.without_extent(), 4), F.conv1d(line(4, 3), torch.ones(1, 1, 3))
+    assert warned == []
+
+
+def test_lengths_are_read_once_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, read = line(20, 15, width=20), list[Tensor]()
+    monkeypatch.setattr(torch.Tensor, "min", lambda t: read.append(t) or t.amin())
+    for _ in range(3):
+        x = torch.relu(F.conv1d(x, torch.ones(1, 1, 3)))
+    F.max_pool1d(x, 2)
+    assert len(read) == 1
+
+
+def test_what_a_window_empties_has_no_position() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", md.EmptiedSampleWarning)
+        total = F.conv1d(line(4, 2), torch.ones(1, 1, 3)).sum(2)
+    assert total.flatten().to_tensor(-1).tolist() == [15, 0]  # of nothing, as torch sums
+    assert F.conv1d(line(4, 3), torch.ones(1, 1, 3)).sum(2).flatten().tolist() == [15, 6]
+
+
+def test_a_graph_warns_of_a_window_that_the_batch_has_once(warned: list[warnings.WarningMessage]) -> None:
+    for call in (lambda x: F.max_pool1d(x * 1, 4), lambda x: F.max_pool1d(x * 1, 2)):
+        torch.compile(call, fullgraph=True, backend="aot_eager")(line(4, 2))
+    (found,) = [w for w in warned if w.category is md.EmptiedSampleWarning]
+    assert str(found.message).startswith("a window of 4 along dimension -1 may have been longer than some samples")

@@ -307,9 +307,7 @@ def test_doors_say_which_positions_are_there_or_refuse(name: str) -> None:
             equal_extents.same(SAYING[name](left), left)
     elif name not in OF_ATTENTION:
         given: Any = {"x": x} if name == "to_tensordict" else x[..., 0] if name == "to_scipy_sparse" else x
-        with pytest.raises(
-            md.MaskedSemanticsError, match=r"positions are there.*ass x\.without_extent\(\)"
-        ):
+        with pytest.raises(md.MaskedSemanticsError, match=r"positions are there.*ass x\.without_extent\(\)"):
             getattr(interop, name)(given)
 
 
@@ -317,7 +315,5 @@ def test_doors_say_which_positions_are_there_or_refuse(name: str) -> None:
 def test_lengths_do_not_leave_out_what_is_missing(name: str) -> None:
     there = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
     x = md.padded(md.masked_tensor(torch.ones(2, 3), torch.tensor([[1, 1, 0], [1, 1, 0]])), there)
-    with pytest.raises(
-        ValueError, match=r"1 elements of a batch of .* are missing where its samples have positions"
-    ):
+    with pytest.raises(ValueError, match=r"1 elements of a batch of .* are missing where its samples have positions"):
         getattr(interop, name)(x)

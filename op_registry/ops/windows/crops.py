@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,12 +105,26 @@ def cropped_result(data: Tensor, along: Along, x: Dense, valid: Tensor | None) -
     for d, (window, box) in enumerate(along):
         known = [f.along for f in extents.factors_of(x) if f.along[lead + d] is not None]
         if known:
-            there = window.of_crop(box)
-            shape = [1] * x.ndim
-            shape[0 if lead > 1 else lead + d], shape[lead + d] = there.shape[0], there.shape[1]
-            factor = extents.Factor(known[0], as_int8(there).reshape(shape))
-            factors.append(factor.knowing(lead + d, extents.as_positions(known[0][lead + d])))
+            after = as_int8(placed(window.of_crop(box), x, lead + d, lead))
+            numbered = numbered_after(x, lead + d, window, after, known[0][lead + d])
+            factors.append(extents.Factor(known[0], after).knowing(lead + d, numbered))
     return extents.finished(extents.with_factors(Dense(data, validity), factors, padded=False, grows=False))
+
+
+def placed(there: Tensor, x: Dense, dim: int, lead: int) -> Tensor:
+    """A boolean (samples, out) in the dimensions of a result: the first, if it numbers samples, and `dim`."""
+    shape = [1] * x.ndim
+    shape[0 if lead > 1 else dim], shape[dim] = there.shape
+    return there.reshape(shape)
+
+
+def numbered_after(x: Dense, dim: int, window: Geometry | TransposedGeometry, after: Tensor, along: Any) -> Any:
+    """What is known of a dimension of positions after windows, of which samples have those of `after`."""
+    before, numbered = extents.along_dim(x, dim), extents.as_positions(along)
+    assert before is not None
+    if extents.keeps_all(before, dim, after, window.count, f"{window} along dimension {dim - x.ndim}"):
+        return numbered
+    return extents.maybe_empty(numbered)
 
 
 def per_sample(along: Sequence[Tensor], x: Dense) -> Tensor:
@@ -142,6 +157,15 @@ class Geometry:
     after: int
     dilation: int = 1
     by_ceil: bool = False
+
+    def __str__(self) -> str:
+        return f"a window of {self.dilation * (self.kernel - 1) + 1}"
+
+    def count(self, length: int) -> int:
+        """How many windows a sample of this length has, by torch's size formula."""
+        room = length + self.before + self.after - self.dilation * (self.kernel - 1) - 1
+        count = (room + (self.stride - 1 if self.by_ceil else 0)) // self.stride + 1
+        return count - (self.by_ceil and (count - 1) * self.stride >= length + self.before)
 
     def taps(self, device: torch.device) -> Tensor:
         """(out, kernel): the index that each tap of each window reads, in padding too."""
@@ -187,6 +211,14 @@ class TransposedGeometry:
     padding: int
     dilation: int
     output_padding: int
+
+    def __str__(self) -> str:
+        return f"a padding of {self.padding}"
+
+    def count(self, length: int) -> int:
+        """How many outputs a sample of this length has, by torch's size formula."""
+        span = self.dilation * (self.kernel - 1) + self.output_padding - 2 * self.padding
+        return (length - 1) * self.stride + span + 1
 
     def of_crop(self, crop: Crop) -> Tensor:
         """(samples, out) bool: the outputs that torch's size formula gives the crop."""

@@ -175,10 +175,8 @@ def max_pool(c: Bound) -> Any:
     windows = pooling_windows(c, first.shape[-spatial:])
     along = list(zip(windows, crops(self, spatial), strict=True))
 
-    def cropped_to(result: Dense) -> Dense:
-        return cropped_result(result.data, along, self, first.validity)
-
-    return cropped_to(result) if isinstance(result, Dense) else tuple(cropped_to(r) for r in result)
+    found = cropped_result(first.data, along, self, first.validity)
+    return found if isinstance(result, Dense) else (found, Dense(result[1].data, found.validity, found.extent))
 
 
 def in_bins(data: Tensor, x: Dense, validity: Tensor, spatial: int) -> Dense:
