@@ -339,8 +339,10 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     if by_itself and (
         len(lead) == 1 or any(f.along[d] is not None for f in factors_of(record) for d in range(1, len(lead)))
     ):
-        flat = _reshaped(record, (math.prod(lead), 1, *record.shape[len(lead) :]))
-        result = for_each(call.with_(**{name: flat}).run(rule), lambda r: _reshaped(r, (*lead, *r.shape[2:])))
+        flat = _with_channel(_reshaped(record, (math.prod(lead), *record.shape[len(lead) :])))
+        result = for_each(
+            call.with_(**{name: flat}).run(rule), lambda r: _reshaped(_without_channel(r), (*lead, *r.shape[2:]))
+        )
     else:
         result = call.with_(**{name: record}).run(rule)
     # Every window of a sample's own has a result, and no other has: where nothing is missing, that is the mask.
@@ -398,13 +400,29 @@ def _counted(result: Dense, dims: Sequence[int], is_mask: bool) -> Dense:
     return Dense(result.data, result.validity, extent_of(factors, is_mask))
 
 
+def _with_channel(record: Dense) -> Dense:
+    """The record with one channel, in dimension 1."""
+    factors = [f.moved((f.along[0], None, *f.along[1:]), lambda t: t.unsqueeze(1)) for f in factors_of(record)]
+    return _like(record, record.map(lambda t: t.unsqueeze(1)), factors)
+
+
+def _without_channel(record: Dense) -> Dense:
+    """The record without its one channel."""
+    factors = [f.moved((f.along[0], *f.along[2:]), lambda t: t.squeeze(1)) for f in factors_of(record)]
+    return _like(record, record.map(lambda t: t.squeeze(1)), factors)
+
+
+def _like(record: Dense, moved: Dense, factors: Sequence[Factor]) -> Dense:
+    is_mask = record.extent is not None and record.extent.is_mask
+    return Dense(moved.data, moved.validity, extent_of(factors, is_mask))
+
+
 def _reshaped(record: Dense, size: Sequence[int]) -> Dense:
     """The same elements in other sizes, with dimensions of samples merged or split."""
     validity = record.validity
     factors = [regroup.reshaped(f, record.shape, size) for f in factors_of(record)]
-    is_mask = record.extent is not None and record.extent.is_mask
     v = None if validity is None else reshape_validity(validity, record.shape, size)
-    return Dense(record.data.reshape(size), v, extent_of(factors, is_mask))
+    return _like(record, Dense(record.data.reshape(size), v), factors)
 
 
 def _croppable(call: Bound, record: Dense, dim: int) -> Dense:
