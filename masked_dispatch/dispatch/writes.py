@@ -27,6 +27,7 @@ from masked_dispatch.dispatch.sparse_writes import record_below, store, update_e
 from masked_dispatch.engine_internals import called_by_engine, current_node, engine_run
 from masked_dispatch.interop.crossing import without_extent
 from masked_dispatch.tensor.buffers import exchange
+from masked_dispatch.tensor.checks import refuse_meta
 from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.shared_places import may_share, one_of_each
@@ -216,18 +217,6 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
             "mask is a copy: several of its elements share one element of the base. Write to the base, or to a clone."
         )
     check_write(target)
-
-
-def refuse_meta(op: OpOverload, target: MaskedTensor, args: Sequence[Any]) -> None:
-    """Refuse operands without values, whose results would overwrite the target with arbitrary values."""
-    for operand in args:
-        if isinstance(operand, (list, tuple)):
-            refuse_meta(op, target, operand)
-        elif isinstance(operand, Tensor) and operand.device.type == "meta":
-            raise RuntimeError(
-                f"{op}: an operand of shape {tuple(operand.shape)} is on meta and has no values to write to a masked "
-                f"tensor of shape {tuple(target.shape)} on {target.device}. Move it there first: index.to(device)."
-            )
 
 
 def update(target: Tensor, result: Tensor) -> Tensor:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from masked_dispatch.tensor.mask_bytes import teach_inductor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -145,3 +149,15 @@ def stored_validity(data: Tensor, mask: Tensor) -> Tensor:
         return torch.ops.masked_dispatch.bytes_of(mask)
     # The conversion turns every nonzero byte of a bool mask into 1.
     return mask.to(torch.int8, copy=True)
+
+
+def refuse_meta(op: OpOverload, target: Tensor, args: Sequence[Any]) -> None:
+    """Refuse operands without values, whose results would overwrite the target with arbitrary values."""
+    for operand in args:
+        if isinstance(operand, (list, tuple)):
+            refuse_meta(op, target, operand)
+        elif isinstance(operand, Tensor) and operand.device.type == "meta":
+            raise RuntimeError(
+                f"{op}: an operand of shape {tuple(operand.shape)} is on meta and has no values to write to a masked "
+                f"tensor of shape {tuple(target.shape)} on {target.device}. Move it there first: index.to(device)."
+            )
