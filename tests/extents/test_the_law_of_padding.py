@@ -102,6 +102,16 @@ def test_the_answer(entry: str, decision: str, reason: str) -> None:
     assert reason in answer.reason
 
 
+def test_in_place_and_out_forms_are_asked() -> None:
+    assert {"aten.cumsum_.default", "aten.cumsum.out"} <= set(run_operator("cumsum", P9).rules)
+
+
+def test_the_ways_to_hold_an_extent_are_compared() -> None:
+    settings = Settings(subject="misbehaving_subjects:forgets_own_extents", laws=("P9",), most=4)
+    messages = [failure.message for failure in run_operator("cumsum", settings).failures]
+    assert any("with an extent of its own: " in message for message in messages), messages
+
+
 def test_a_subject_without_extents_is_not_asked() -> None:
     answer = answer_of(run_operator("exp", Settings(subject="records", laws=("P9",), most=1)), "P9")
     assert "P9" not in records.laws

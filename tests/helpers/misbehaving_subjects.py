@@ -1,4 +1,4 @@
-"""Subjects that misbehave, for the tests of what runs in worker processes."""
+"""Subjects that misbehave, for the tests of what runs in worker processes, and of how laws see it."""
 
 from __future__ import annotations
 
@@ -49,6 +49,26 @@ class DiesOfIntegers(Eager):
         return super().wrap(data, mask, requires_grad)
 
 
+class ForgetsOwnExtents(Eager):
+    """Drops an extent that says what the mask says, but is another tensor."""
+
+    name = "forgets own extents"
+
+    def padded(
+        self,
+        data: Tensor,
+        mask: Tensor | None,
+        there: Tensor,
+        samples: int,
+        positions: int | list[int],
+        requires_grad: bool = False,
+    ) -> Any:
+        if mask is not None and torch.equal(mask, there.expand(data.shape)):
+            return super().wrap(data, mask, requires_grad)
+        return super().padded(data, mask, there, samples, positions, requires_grad)
+
+
 crashes = Crashes()
 dies_of_integers = DiesOfIntegers()
+forgets_own_extents = ForgetsOwnExtents()
 hangs = Hangs()
