@@ -101,8 +101,6 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         return slices.selected
     if packet_name(call.op).startswith("unsqueeze"):
         return joins.unsqueezed
-    if packet_name(call.op).endswith("_cell"):
-        return states.of_cell
     if depends_at(call, labels, "moved"):
         return samples.moved
     if depends_at(call, labels, "front"):
@@ -117,6 +115,8 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")
     if category is RECURRENT and roles & {"contracted", "each"}:
         raise refuse(call, "its features, or its layers, would differ from sample to sample")
+    if packet_name(call.op).endswith("_cell"):
+        return states.of_cell
     special = particular.BY_NAME.get(packet_name(call.op))
     if special is not None:
         return special
