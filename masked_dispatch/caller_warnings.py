@@ -39,10 +39,11 @@ def frames_of_call() -> tuple[list[Frame], Frame] | None:
 
     None where nobody's code asked: this library calls for its own sake, or torch's compiler repeats a traced call.
     """
-    *between, caller = frames_to_caller()
+    frames: list[Frame] = [*frames_to_caller()]
+    *between, caller = frames
     if any(name.startswith(AOT_AUTOGRAD) for name, _ in between) and under_compile():
         return None  # Dynamo, which traced it before, was told
-    traced = [(frame.f_globals.get("__name__", ""), frame) for frame in frames_being_traced()]
+    traced: list[Frame] = [(frame.f_globals.get("__name__", ""), frame) for frame in frames_being_traced()]
     if traced:
         within = list(itertools.takewhile(lambda frame: not is_the_callers(frame[0]), traced))
         between, caller = [*between, *within], traced[min(len(within), len(traced) - 1)]

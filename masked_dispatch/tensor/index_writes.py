@@ -20,6 +20,7 @@ from op_registry.extents.factors import Extent, conjunction, factors_of, where_a
 from op_registry.extents.remembered import PartOfEach
 from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
+from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.permuted import AnyRecord
@@ -39,13 +40,14 @@ def put(x: Any, index: Any, source: Any, masked: Callable[[Tensor, Tensor], Tens
     there = None if indices is None or x._extent is None else _own_part(x._printed_record, index)
     if indices is None or (views and there is None):
         return False
+    written: Sequence[Tensor] = indices
     if there is not None:
-        indices, source = _writing_where(there, list(indices), x.shape, source, masked)
-    places = torch.broadcast_shapes(*(i.shape for i in indices))
-    while source.ndim > len(places) + x.ndim - len(indices) and source.shape[0] == 1:
+        written, source = _writing_where(there, list(indices), x.shape, source, masked)
+    places = torch.broadcast_shapes(*(i.shape for i in written))
+    while source.ndim > len(places) + x.ndim - len(written) and source.shape[0] == 1:
         source = source[0]  # torch drops leading dimensions of size 1 when it writes through a view
-    if indices:
-        x.index_put_(tuple(indices), source)
+    if written:
+        x.index_put_(tuple(written), source)
     else:
         x.copy_(source)
     return True
@@ -83,9 +85,18 @@ def _has_all_of(source: Any, written: Tensor) -> bool:
 
 def _leaves_out_ends(index: object) -> bool:
     """Whether a part of an index leaves out positions at an end: only such a part may end where each sample does."""
-    entries = index if isinstance(index, tuple) else (index,)
-    bounds = [(as_number(e.start) or 0, as_number(e.stop) or 0) for e in entries if isinstance(e, slice)]
-    return any(start >= 0 and (start > 0 or stop < 0) for start, stop in bounds)
+    slices = [entry for entry in (index if isinstance(index, tuple) else (index,)) if isinstance(entry, slice)]
+    return any((first := _sign(s.start)) >= 0 and (first > 0 or _sign(s.stop) < 0) for s in slices)
+
+
+def _sign(bound: Any) -> int:
+    """1 and -1 for bounds that are known to be above and below 0."""
+    number: Any = _number(bound)
+    return 0 if number is None else int(known_to_hold(number > 0)) - int(known_to_hold(number < 0))
+
+
+def _number(bound: Any) -> Any:
+    return bound.item() if isinstance(bound, Tensor) and not being_traced(bound) else as_number(bound)
 
 
 def _own_part(record: AnyRecord, index: Any) -> Tensor | None:
@@ -103,7 +114,7 @@ def _own_part(record: AnyRecord, index: Any) -> Tensor | None:
             shown = _viewed(torch.ops.aten.select.int, shown, dim, entry)
         elif isinstance(entry, slice):
             if entry != _WHOLE:
-                bounds = (as_number(entry.start), as_number(entry.stop), as_number(entry.step) or 1)
+                bounds = (_number(entry.start), _number(entry.stop), _number(entry.step) or 1)
                 shown = _viewed(torch.ops.aten.slice.Tensor, shown, dim, *bounds)
             dim += 1
             within.append(_WHOLE)

@@ -198,6 +198,8 @@ class Boolean:
 
     __slots__ = ("_value", "depth", "move", "of")
 
+    depth: int
+
     def __init__(self, move: Callable[..., Tensor], of: tuple[Tensor | Boolean, ...]) -> None:
         self.move, self.of = move, of
         self._value: Tensor | None = None
