@@ -197,6 +197,7 @@ def test_means_that_count_numbers_of_nothing() -> None:
         assert found_in(right) == []
 
 
+@pytest.mark.filterwarnings("ignore::masked_dispatch.EmptiedSampleWarning")
 def test_windows_that_are_longer_than_a_sample() -> None:
     x = batch(2).mT
     with md.audit() as report:
