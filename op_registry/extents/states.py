@@ -108,7 +108,8 @@ def _in_result(
     record = call.tensors[name]
     # (along positions, flip and roll act within each sample)
     roles = {labels.role_of(labels.operands[name][d]) for d in there.depends if not record.extent.numbers(d)}
-    if not roles & {"moved", "indexed", "front"}:
+    writes = call.rule.category is ASSIGNMENT or call.rule.category.name == "accumulation"
+    if not roles & {"moved", "indexed", "front"} or (writes and name == next(iter(call.tensors))):
         return carried_state(there, labels.operands[name], dims, sizes, record, result)
     first = next(iter(call.tensors))
     if "front" in roles or name != first or not isinstance(record, Dense) or len(labels.results) > 1:

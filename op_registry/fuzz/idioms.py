@@ -114,7 +114,10 @@ def located(x: Tensor, conv: Tensor, features: Tensor) -> Tensor:
 
 def mask_of(x: Any) -> Tensor:
     """Which elements are valid: all of a plain tensor."""
-    return x.get_mask() if hasattr(x, "get_mask") else torch.ones(x.shape, dtype=torch.bool)
+    try:  # (Dynamo answers hasattr as for a plain tensor)
+        return x.get_mask()  # type: ignore[no-any-return]
+    except AttributeError:
+        return torch.ones(x.shape, dtype=torch.bool)
 
 
 # --------------------------------------------------------------------------------------------------------------- writes
