@@ -173,7 +173,7 @@ def _check_joined(factor: Factor, gone: Sequence[int], dim: int, name: str) -> N
     order = there.logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
     has = index_along(dim, there.shape[dim], there.ndim, there.device) < there.sum(dim, keepdim=True)
     last = torch.where(has, order, -1)
-    same = ~has | (last == (last.amax(gone, keepdim=True) if last.numel() else last))
+    same = ~has | (last == (last.amax(list(gone), keepdim=True) if last.numel() else last))
     text = (
         f"{name}: it would combine samples that were joined, and that lie at different places along dimension {dim}: "
         "their positions do not belong together. Move the samples to the front first, masked_dispatch.align(x, "

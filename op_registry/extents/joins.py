@@ -40,7 +40,7 @@ from op_registry.extents.follow import Outcome, only_padded, records_of, there_s
 from op_registry.extents.found import layout_of
 from op_registry.extents.masks import same_extent
 from op_registry.records.dims import known_to_hold
-from op_registry.records.validity import as_int8, unite
+from op_registry.records.validity import as_int8
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
 
@@ -147,12 +147,16 @@ def _index_by_index(
     given = [f for each in factors for f in each]
     somewhere: Tensor | None = None
     if kind:
-        somewhere = reduce(unite, [as_int8(where_all(each).any(dim, keepdim=True)) for each in factors if each])
+        somewhere = reduce(_either, [as_int8(where_all(each).any(dim, keepdim=True)) for each in factors if each])
     there = laid_out(_booleans(parts, factors, somewhere), dim, given[0].there)
     along = [_met([f.along[d] for f in given if f.along[d] is not None]) for d in range(there.ndim)]
     places_differ = any(not is_prefix(f.along[d]) for f in given for d in kind)
     along[dim] = Samples(apart=places_differ)
     return Factor(tuple(along), narrowed(there, along))
+
+
+def _either(a: Tensor, b: Tensor) -> Tensor:
+    return as_int8(a | b)
 
 
 def _met(knowns: Sequence[Along]) -> Along:
@@ -188,7 +192,7 @@ def _end_to_end(parts: Sequence[Part], factors: Sequence[Sequence[Factor]], dim:
 def _somewhere(factors: Sequence[Sequence[Factor]], dim: int) -> Tensor | None:
     """Where a part without an extent is there: where another part is, if more than `dim` says so; None: everywhere."""
     several = [f for each in factors for f in each if len(f.positions) > 1]
-    return reduce(unite, [as_int8(f.there.any(dim, keepdim=True)) for f in several]) if several else None
+    return reduce(_either, [as_int8(f.there.any(dim, keepdim=True)) for f in several]) if several else None
 
 
 def _positions(factors: Sequence[Sequence[Factor]], sizes: Sequence[int], dim: int) -> Positions:

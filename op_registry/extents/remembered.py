@@ -262,7 +262,8 @@ def _first(
     if len(_plans) > _MOST:
         _plans.clear()
     plan = [(making.of_operands(o.extent), o.mask) if isinstance(o, Outcome) else None for o in outcomes]
-    _plans[key], planned, made = plan, iter(plan), {}
+    made: dict[Any, Any] = {}
+    _plans[key], planned = plan, iter(plan)
     return for_each(making.raw, lambda r: _as_planned(r, next(planned), records, made))
 
 
