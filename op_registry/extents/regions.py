@@ -217,7 +217,10 @@ def _placed(
         known = None if v is None else factor.along[v]  # (where everything is there, samples are contiguous from 0)
         along.append(known if whole[d] else SAMPLES if known is None else _with_part(base, d, shape[d], region, known))
     cut = [d for d, v in enumerate(region.dims) if not whole[d] and (v is None or factor.along[v] is None)]
-    if not factor.positions and cut:  # it says whether the sample is there, at an index that numbers positions
+    of_steps = bool(factor.depends) or factor.step  # (of a sample by itself, it is the sample that is cut)
+    if (
+        not factor.positions and of_steps and cut
+    ):  # it says whether the sample is there, at an index that numbers positions
         numbering = [d for d in cut if any(numbers_positions(f.along[d]) for f in base)] or cut
         if len(numbering) > 1 and not several:
             return None

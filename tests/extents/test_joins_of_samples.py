@@ -321,3 +321,13 @@ def test_a_mean_of_states_beside_the_last() -> None:
     _, states = cell_and_loop(nn.GRUCell)
     found = states(batch())
     assert torch.stack([torch.stack(found, 1).mean(1), found[-1]], 1).get_mask().all()
+
+
+def test_rows_of_stacked_steps_written_to_a_buffer_are_samples() -> None:
+    x = batch("left")
+    stacked = torch.stack([step * 2 for step in x.unbind(1)], 1)
+    buffer = x.new_zeros(3, 4)
+    for b in range(3):
+        buffer[b] = stacked[b]
+    assert what_is_there(buffer) == DOUBLED
+    assert not buffer._extent.numbers(0)
