@@ -6,6 +6,7 @@ A *row* is what one index of the first dimension has, such as a sample of a batc
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.seeing.calls import Call
+from masked_dispatch.seeing.counting import EXPORTS
 from masked_dispatch.seeing.event import Event, Found, Line, Notes, any_of_row, valid_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.extents.factors import first_known, numbers_positions
@@ -52,13 +54,21 @@ class Carried:
     dim: int
     lost: dict[Key, Loss] = field(default_factory=dict)
     went_on: bool = False
+    tensor: weakref.ref[Tensor] | None = None
+    is_step: bool = False
+    is_used: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether the loss matters: not where it is one of the steps that were joined, and nobody has it for itself."""
+        return not self.is_step or self.is_used or (self.tensor is not None and self.tensor() is not None)
 
 
 class LostStates:
     """Rows that a state loses which is carried from call to call of a line: an operator makes them wholly invalid.
 
     They are reported where they stay lost, which is known at the end of the block: `torch.where` and recurrent cells
-    may have held them.
+    may have held them, and of a stack of all steps those that are there are right.
     """
 
     def __init__(self, calls: Sequence[Call]) -> None:
@@ -74,12 +84,15 @@ class LostStates:
             carried: Carried | None = self._notes.get(taken.tensor)
             if carried is None:
                 continue
+            carried.is_used |= event.name in EXPORTS or event.category == "reduction"
             for number, result in enumerate(event.results):
                 dim = event.dim_in_result(taken, carried.dim, number)
                 if isinstance(result, MaskedTensor) and dim is not None:
                     holds = event.category in _HOLDING
                     still = _still_lost(carried.lost, ~_rows(valid_of(result), dim), holds)
                     carried.went_on |= bool(still) or holds
+                    carried.is_step |= event.category == "join"
+                    carried.is_used |= event.category not in ("join", "query")
                     lost = made.setdefault(number, Carried(dim)).lost
                     for key, loss in still.items():
                         lost[key] = loss.or_more(lost.get(key, loss))
@@ -89,13 +102,14 @@ class LostStates:
             if found.lost or event.writes:
                 self._notes.set(event.results[number], found)
             if found.lost:
+                found.tensor = weakref.ref(event.results[number])
                 self._carried.append(found)
         self._carried = [found for found in self._carried if not found.went_on]
 
     def found(self) -> Iterator[tuple[str, Line, int, int]]:
         """The lines that have lost rows for good, or went on past their end: how many rows, in how many calls."""
         found: dict[Key, tuple[int, int]] = {}
-        for carried in self._carried:
+        for carried in filter(lambda c: c.stays, self._carried):
             for key, loss in carried.lost.items():
                 found[key] = max(found.get(key, (0, 0)), (int(loss.times.sum()), loss.calls))
         for (kind, line, _), (rows, calls) in found.items():

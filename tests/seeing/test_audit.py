@@ -149,6 +149,17 @@ def test_states_that_are_not_lost() -> None:
         for t in range(5):
             h = cell(logits(torch.cat([x[:, t], h], -1)), h)  # the cell holds
 
+    def stacked(uses_last: bool) -> None:
+        h, states = torch.zeros(3, 2), []
+        for t in range(5):
+            h = logits(torch.cat([x[:, t], h], -1)).tanh()
+            states.append(h)
+        torch.stack(states, 1).mean(1)  # of the steps that are there
+        if uses_last:
+            h.sum(1)
+
+    assert found_in(lambda: stacked(uses_last=False)) == []
+    assert found_in(lambda: stacked(uses_last=True)) == [("lost rows", 3)]
     assert found_in(decode) == []
     assert found_in(fed) == []
     assert found_in(lambda: torch.stack([x[:, t] - x[:, t - 1] for t in range(1, 5)], 1).abs().mean()) == []
