@@ -218,7 +218,8 @@ def reshaped(call: Bound, run: Run) -> Any:
 
 def _splits_one(record: AnyRecord) -> bool:
     """Whether a dimension is merged of others, of which one has size 1 and matters: sizes may split it off again."""
-    merged = [a for factor in record.extent.factors for a in factor.along if isinstance(a, Merged)]
+    assert record.extent is not None
+    merged = [a for along in record.extent.known for a in along if isinstance(a, Merged)]
     return any(part is not None and known_to_hold(size == 1) for a in merged for size, part in a.parts)
 
 
