@@ -254,8 +254,10 @@ def _check_counts(call: Bound, labels: Labels, records: Mapping[str, Dense]) -> 
     """Refuse positions that count in the batch where samples do not begin at its start, and sources in order."""
     if isinstance(call.rule.dims, View):
         roles = ("selected",)
-    elif not isinstance(call.rule.dims, (Indexed, AtIndices)):
+    elif isinstance(call.rule.dims, (Indexed, AtIndices)) or packet_name(call.op) == "masked_scatter":
         return
+    elif any(r.extent is not None for r in list(records.values())[1:]):  # max_unpool
+        raise refuse(call, "it writes at places that an operand counts in the batch")
     else:
         return
     for name, record in records.items():

@@ -228,6 +228,12 @@ def test_ctc_behind_padding_is_refused() -> None:
         F.ctc_loss(x.log_softmax(2).transpose(0, 1), targets, torch.tensor([4, 2]), torch.tensor([1, 1]))
 
 
+def test_unpooling_is_refused() -> None:
+    x, _ = batch(4, 2)
+    with pytest.raises(md.MaskedSemanticsError, match="counts in the batch"):
+        F.max_unpool1d(*F.max_pool1d(x.mT, 2, return_indices=True), 2)
+
+
 def test_a_diagonal_of_features() -> None:
     x, samples = batch(3, 1)
     same(torch.diag_embed(x), samples, torch.diag_embed)
