@@ -71,6 +71,8 @@ def batch_is_its_samples(
         if len(errors) == len(samples):
             raise NotAsked(f"a sample alone raises {one_line(errors[0])}")
         if isinstance(batch, Exception):
+            if form is not None and _torch_raises(ragged, garbage, seed, form):
+                raise NotAsked(f"torch raises for the whole batch {one_line(batch)}")
             raise batch
         if not ragged.draw.holes:
             _same_in_both_forms(batch, _of_batch(subject, ragged, garbage, wanted, seed, storage, form, own=True))
@@ -93,6 +95,16 @@ def samples_agree(subject: Subject, mode: Subject, ragged: Ragged, garbage: str,
             if difference(again, data, where):
                 return False
     return True
+
+
+def _torch_raises(ragged: Ragged, garbage: str, seed: int, form: OpOverload) -> bool:
+    """Whether a form doesn't fit a batch of plain tensors: a broadcast result has no room in its first operand."""
+    start_random_numbers(seed)
+    try:
+        written_by(form, ragged.op, ragged.named(ragged.batch(garbage)).named)
+    except Exception:
+        return True
+    return False
 
 
 def _operands_of_batch(
