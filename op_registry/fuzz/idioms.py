@@ -172,7 +172,7 @@ def differences(x: Tensor) -> Tensor:
 
 def graph_convolution(x: Tensor) -> Tensor:
     """Neighbours' features, weighed by similarities; each node is its own neighbour."""
-    adjacency, nodes = (x @ x.mT).sigmoid(), torch.arange(x.shape[1])
+    adjacency, nodes = (x @ x.mT).sigmoid().clone(), torch.arange(x.shape[1])
     adjacency[:, nodes, nodes] = 1
     degree = adjacency.sum(-1).clamp(min=1).pow(-0.5)
     return (degree[:, :, None] * adjacency * degree[:, None]) @ x

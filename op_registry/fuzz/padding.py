@@ -257,13 +257,13 @@ def _gradients_differ(
 def _gradient_differs(source: Source, got: Any, want: Mapping[int, Any], seed: int, subject: Subject) -> str | None:
     def plain(gradient: Any, shape: Any) -> Tensor:
         if gradient is None:
-            return torch.zeros(shape, dtype=torch.float64)
+            return torch.zeros(shape, dtype=getattr(torch, source.dtype))
         data, mask = subject.observe(gradient) if subject.is_value(gradient) else (gradient, None)
         return data if mask is None else torch.where(mask, data, 0)
 
     whole = plain(got, source.shape)
     if not source.axes:
-        shared = sum((plain(w, source.shape) for w in want.values()), torch.zeros(source.shape))
+        shared = sum((plain(w, source.shape) for w in want.values()), plain(None, source.shape))
         return difference(whole, shared, None) if bool(shared.isfinite().all()) else None
     there = ragged.there(source, seed)
     if bool((whole[~there] != 0).any()):
