@@ -94,6 +94,13 @@ KINDS = {
         "element",
         "cut and pad by numbers that are the same for each sample, x[..., k:] and F.pad(x, (0, k))",
     ),
+    "placed by size": Kind(
+        "a size that counts padding spaces coordinates, pads in front or is an index: shorter samples alone would have "
+        "another number",
+        "element",
+        "count positions within each sample, masked_dispatch.positions(x, dim), and pad by numbers that are the same "
+        "for each",
+    ),
     "shaped by size": Kind(
         "a tensor of a size that counts padding is reduced, with elements that shorter samples alone would not have",
         "element",
@@ -197,6 +204,7 @@ def audit() -> Iterator[Audit]:
     "divided by size"  what left something out, divided by the size: ``x.sum(1) / x.shape[1]``, ones counted
     "cut at size"      positions that a shorter sample alone would not have: ``conv(x, padding=2)[..., :x.shape[-1]]``
     "cut short at size"  the same, of positions that it lacks: ``x[:, x.shape[1] // 2 :]``
+    "placed by size"   coordinates, padding in front, and indices: ``torch.linspace(-1, 1, x.shape[1])``
     "shaped by size"   a tensor made as large as the batch, and reduced: ``torch.ones(x.shape).sum(1)``
     "table on the grid"  a plain operand with one value for an index, where samples don't begin at 0: ``x + table``
 

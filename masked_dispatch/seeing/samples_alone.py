@@ -21,6 +21,7 @@ from torch import Tensor
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.seeing.counting import EXPORTS
 from masked_dispatch.seeing.event import Line, Notes, can_be_read, record_of, there_of, valid_of
+from masked_dispatch.seeing.placed import PLACED, placed_by
 from masked_dispatch.seeing.recorder import leaves
 from masked_dispatch.seeing.sizes import Alone, Followed, Size, at, numbers_in, sizes_alone, with_each
 from masked_dispatch.seeing.watching import unrecorded
@@ -110,7 +111,12 @@ class SamplesAlone:
         if call.name in EXPORTS:
             self._note_export(call, result, line)
         elif any(True for _ in numbers_in([call.args, call.kwargs])):
-            yield from self._note_sizes(call, result, line)
+            sizes = {id(t): self._sizes(t) for t in call.tensors}
+            count = None if call.writes and result is not None else placed_by(*call[:3], result, sizes)
+            if count is not None and line is not None:
+                yield Origin(PLACED, line, count)
+            else:
+                yield from self._note_sizes(call, result, line)
         elif call.origins and not call.writes:
             yield from self._again(call, result, line)
 

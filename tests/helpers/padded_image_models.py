@@ -66,3 +66,4 @@ ask("monai.networks.nets:SegResNet", init_filters=8, blocks_down=(1, 1), blocks_
 ask("monai.networks.nets:DenseNet", init_features=4, growth_rate=2, block_config=(1, 1), inputs=IMAGE, times=8, **PLANE)
 ask("kornia.filters:GaussianBlur2d", (3, 3), (1.0, 1.0), inputs=IMAGE, least=2)
 ask("kornia.filters:Sobel", inputs=IMAGE, least=2)
+ask("kornia.geometry.subpix:SpatialSoftArgmax2d", inputs=IMAGE, least=2)

@@ -81,7 +81,7 @@ def with_memory_tokens() -> nn.Module:
 
 
 ask("x_transformers:Encoder", as_="Encoder, rotary", rotary_pos_emb=True, exact=False, **SMALL)
-ask("x_transformers:Encoder", as_="Encoder, T5 bias, GLU", rel_pos_bias=True, ff_glu=True, **SMALL)
+ask("x_transformers:Decoder", as_="Decoder, selective, T5 bias", attn_selective=True, rel_pos_bias=True, **SMALL)
 ask("x_transformers:Decoder", as_="Decoder, ALiBi, shifted", alibi_pos_bias=True, shift_tokens=1, **SMALL)
 ask("x_transformers:CrossAttender", inputs=PAIR, run=lambda made, x, y: made(x, context=y), **SMALL)
 ask_as("x_transformers", "ContinuousTransformerWrapper, memory tokens", with_memory_tokens)

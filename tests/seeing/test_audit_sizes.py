@@ -168,6 +168,45 @@ def test_positions_that_shorter_samples_lack_at_a_cut() -> None:
     assert found_in(up_and_down) == [("cut short at size", 8)]
 
 
+@pytest.mark.filterwarnings("ignore:x.* is an end of the batch:masked_dispatch.BatchEndWarning")
+def test_numbers_that_place_something_elsewhere() -> None:
+    """Coordinates, padding in front, as "same" padding has it, and indices."""
+
+    def same_padding() -> Tensor:
+        n = Y.shape[1]
+        total = max((math.ceil(n / 2) - 1) * 2 + 3 - n, 0)
+        return F.conv1d(F.pad(Y.mT, (total // 2, total - total // 2)), CAUSAL, stride=2)
+
+    def softmax_of_coordinates() -> Tensor:
+        return (X.softmax(1) * torch.linspace(-1, 1, X.shape[1])).sum(1)
+
+    def write_to_the_first() -> None:
+        Y.clone()[:, -Y.shape[1]] = 0.0
+
+    for call, count in (
+        (softmax_of_coordinates, 5),
+        (lambda: torch.full((Y.shape[1],), 1 / Y.shape[1]), 5),
+        (lambda: torch.arange(Y.shape[1]) / (Y.shape[1] - 1), 5),
+        (same_padding, 168),
+        (lambda: Y[:, Y.shape[1] // 2], 24),
+        (lambda: Y.select(1, Y.shape[1] - 1), 24),
+        (write_to_the_first, 120),
+    ):
+        assert ("placed by size", count) in found_in(call)
+
+
+def test_numbers_that_place_nothing_elsewhere() -> None:
+    for right in (
+        lambda: torch.arange(1 - Y.shape[1], Y.shape[1]),  # distances
+        lambda: torch.full((3,), Y.shape[1]),
+        lambda: torch.rand(Y.shape[1]),
+        lambda: F.pad(Y.mT, (2, Y.shape[1])),
+        lambda: torch.linspace(-1, 1, Y.shape[2]),
+        lambda: torch.ones(9, 9)[Y.shape[1]],
+    ):
+        assert found_in(right) == []
+
+
 def test_cuts_that_keep_what_the_samples_have() -> None:
     for right in (
         lambda: causal(Y)[..., :-2].mean(2),
