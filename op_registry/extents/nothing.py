@@ -23,6 +23,9 @@ from op_registry.records.validity import as_bool, unite
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse
 
+# Roles of dimensions of which one result takes all elements (some operators have results for each element, too).
+_USING = ("contracted", "reduced", "each", "scanned", "front")
+
 # The factors of each operand that has an extent, by its name.
 Given = Mapping[str, Sequence[Factor]]
 
@@ -38,7 +41,7 @@ def used_up(labels: Labels, dims: Sequence[Dimension], given: Given, sizes: Mapp
         for factor in factors:
             known = known_of(factor, labels.operands[name], sizes)
             gone = [a for a, along in known.items() if along is not None and a not in kept]
-            found |= dict.fromkeys(a for a in gone if labels.roles.get(a) in ("contracted", "reduced"))
+            found |= dict.fromkeys(a for a in gone if labels.roles.get(a) in _USING)
             numbered = [known[a] for a in gone if numbers_positions(known[a])]
             # (an index that samples alone give up is not there where no sample has it)
             hidden = not numbered and any(numbers_positions(along) for a, along in known.items() if a in kept)

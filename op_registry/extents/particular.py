@@ -23,7 +23,7 @@ from op_registry.extents.factors import (
     where_all,
     with_size,
 )
-from op_registry.extents.follow import any_stored, followed, records_of, refuse, without
+from op_registry.extents.follow import any_stored, depends_at, followed, records_of, refuse, without
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import assert_when_run, may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect, unite
@@ -49,6 +49,13 @@ def attended(call: Bound, labels: Labels, run: Run) -> Any:
             raise refuse(
                 call, "is_causal counts queries and keys from 0, where samples do not begin; see masked_dispatch.align"
             )
+    return followed(call, labels, call.applied(run))
+
+
+def crossed(call: Bound, labels: Labels, run: Run) -> Any:
+    """cross: its three positions are coordinates, which a sample has all or none of."""
+    if depends_at(call, labels, "each"):
+        raise refuse(call, "a vector that lies in padding in part has no product; it is not the sample's own")
     return followed(call, labels, call.applied(run))
 
 
@@ -151,6 +158,8 @@ def reads_what_is_valid(call: Bound) -> bool:
 
 
 BY_NAME: Mapping[str, Callable[[Bound, Labels, Run], Any]] = {
+    "cross": crossed,
+    "linalg_cross": crossed,
     "tril": triangle,
     "triu": triangle,
     "scaled_dot_product_attention": attended,

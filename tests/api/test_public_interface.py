@@ -50,13 +50,13 @@ def test_the_names() -> None:
     expect(
         textwrap.fill(" ".join(dir(md)), 110),
         """\
-Audit BatchEndWarning DensificationWarning InvalidValueError MaskDroppedWarning MaskedSemanticsError
-MaskedTensor Trace accumulate align all amax amin aminmax any argmax argmin as_masked_tensor audit average
-cummax cummin cumprod cumsum densify distributed explain export first from_lengths from_nan functional interop
-is_masked_tensor kthvalue last logcumsumexp logsumexp mask_like masked_tensor max mean median metrics min
-missing mode nanmean nanmedian nanquantile nansum optim pad_sequence pad_stack padded patches plot positions
-prod quantile registry sparse_relu sparse_threshold sparse_topk sparse_where std std_mean sum testing torchax
-trace updates var var_mean vector_norm windows""",
+Audit BatchEndWarning DensificationWarning EmptiedSampleWarning InvalidValueError MaskDroppedWarning
+MaskedSemanticsError MaskedTensor Trace accumulate align all amax amin aminmax any argmax argmin
+as_masked_tensor audit average cummax cummin cumprod cumsum densify distributed explain export first
+from_lengths from_nan functional interop is_masked_tensor kthvalue last logcumsumexp logsumexp mask_like
+masked_tensor max mean median metrics min missing mode nanmean nanmedian nanquantile nansum optim pad_sequence
+pad_stack padded patches plot positions prod quantile registry sparse_relu sparse_threshold sparse_topk
+sparse_where std std_mean sum testing torchax trace updates var var_mean vector_norm windows""",
     )
     expect(
         "\n".join(

@@ -75,6 +75,7 @@ def test_packed_storage_stores_the_positions_that_are_there() -> None:
 
 @pytest.mark.filterwarnings("ignore:x.* 0. is an end of the batch:masked_dispatch.BatchEndWarning")  # in the loop
 @pytest.mark.filterwarnings("ignore:var.*degrees of freedom")  # of the sample of length 0, as in torch
+@pytest.mark.filterwarnings("ignore:a window of 3:masked_dispatch.EmptiedSampleWarning")  # of the same, after a pad
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("storage", FEW)
 @pytest.mark.parametrize("name", PROGRAMS)

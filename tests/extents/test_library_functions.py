@@ -178,7 +178,8 @@ WHOLE: dict[str, tuple[Function, ...]] = {
 REFUSED = {"missing.dropna": PLACES, "missing.groupby": ("in front", "around", "between")}
 # Functions that take no padded batch, or whose results are no tensors.
 OTHERS = {
-    *("Audit", "BatchEndWarning", "DensificationWarning", "InvalidValueError", "MaskDroppedWarning"),
+    *("Audit", "BatchEndWarning", "DensificationWarning", "EmptiedSampleWarning"),
+    *("InvalidValueError", "MaskDroppedWarning"),
     *("MaskedSemanticsError", "MaskedTensor", "Trace", "missing.GroupBy", "missing.Rolling"),
     *("audit", "densify", "explain", "export", "is_masked_tensor", "patches", "trace", "updates", "windows"),
     *("from_lengths", "from_nan", "pad_sequence", "padded"),  # they make one

@@ -390,52 +390,6 @@ def test_a_mean_over_tokens_that_a_plain_mask_weighs_is_right() -> None:
     assert found_in(mean) == []
 
 
-def test_a_sum_that_is_divided_by_its_size() -> None:
-    x = batch(2)
-    with md.audit() as report:
-        x.sum(1) / x.shape[1]
-    assert str(report).split("\n")[2:] == [
-        "    a sum was divided by the size of its dimension, and has left something out: 12 elements",
-        "    → use mean, or divide by x.count(dim)",
-    ]
-    for divided in (
-        lambda: x.sum(1) / torch.ones(5).sum(),
-        lambda: x.sum(1, keepdim=True) / x.new_ones(3, 5, 2).sum(1, keepdim=True),
-        lambda: x.sum(1).unsqueeze(0).double() * (1 / 5),
-        lambda: x.sum() / x.numel(),
-        lambda: md.sum(x, 1).div_(5),
-    ):
-        assert found_in(divided) == [("divided by size", 12)]
-    losses = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
-    assert found_in(lambda: losses.sum() / losses.shape[0]) == [("divided by size", 1)]
-    assert found_in(lambda: losses[:, None].expand(3, 2).sum() / len(losses)) == [("divided by size", 1)]
-    for right in (
-        lambda: x.sum(1) / x.count(1),
-        lambda: x.sum(1) / LENGTHS[:, None],
-        lambda: x.sum() / len(x),  # for each sample
-        lambda: x.sum(2) / x.shape[2],  # each row is valid as a whole
-        lambda: x.sum(1) / 3,
-        lambda: x[:0].sum() / x.shape[1],
-        lambda: x[..., :0].mean(0) * x[..., :0],
-    ):
-        assert found_in(right) == []
-
-
-@pytest.mark.parametrize("buffer", ["plain", "masked"])
-@pytest.mark.parametrize("function", ["index_add_", "scatter_add_"])
-def test_sums_of_groups_that_are_divided_by_counted_ones(buffer: str, function: str) -> None:
-    x = md.masked_tensor(torch.ones(4), torch.tensor([True, False, True, True]))
-    index = torch.tensor([0, 0, 1, 1])
-
-    def mean(counted: Tensor) -> Tensor:
-        into = torch.zeros(2) if buffer == "plain" else x.new_zeros(2)
-        total = getattr(into, function)(0, index, x)
-        return total / getattr(torch.zeros(2), function)(0, index, counted).clamp(min=1)
-
-    assert found_in(lambda: mean(torch.ones(4))) == [("divided by size", 1)]
-    assert found_in(lambda: mean(x.get_mask().float())) == []
-
-
 # ------------------------------------------------------------------------------------------------------ how it observes
 
 
