@@ -17,7 +17,7 @@ from masked_dispatch.dispatch.sparse_writes import record_below
 from masked_dispatch.replacements.replacing import replace
 from masked_dispatch.tensor.extent_sharing import forget_extent
 from masked_dispatch.tensor.mask_sharing import shared_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.messages import extent_not_carried, written_through_view
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet
@@ -86,7 +86,7 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
     if received is None:
         received = Extent(explicit(factors_of(before)), is_mask=False)
     if target._family is None:
-        target._extent = received
+        with_extent(target, received)
         return
     assert isinstance(source, MaskedTensor)
     target._family.receive_extent(target, before, Dense(source._data, shared_validity(source), received))

@@ -29,7 +29,7 @@ from masked_dispatch.interop.crossing import without_extent
 from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.checks import refuse_meta
 from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.shared_places import may_share, one_of_each
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.tensor.write_locks import lock_of
@@ -491,8 +491,8 @@ def change_metadata_below(op: OpOverload, args: Sequence[Any], kwargs: dict[str,
     with tracking_views_and_versions():
         tensor._data = view(tensor._data, *args[1:], **kwargs)
         tensor._stored_validity = None if validity is None else view(validity, *args[1:], **kwargs)
-    tensor._part_of_memory = tensor._part_of_extent = None
-    tensor._extent = extent
+    tensor._part_of_memory = tensor._part_of_extent = tensor._extent = None
+    with_extent(tensor, extent)
     with without_torch_dispatch():  # the wrapper itself
         op(*args, **kwargs)
     return tensor

@@ -9,7 +9,6 @@ text.py       a trace as text
 page.py       a trace as a page of HTML
 event.py      a call as an audit checks it, and notes on tensors
 checks.py     what an audit looks for in each call
-lost_rows.py  which samples and states a call loses
 lost_rows.py  states and rows that become invalid
 sizes.py      numbers from sizes of a padded batch, with what each sample alone would have
 samples_alone.py  what becomes of tensors that are cut or made by such numbers

@@ -185,7 +185,11 @@ def _end_to_end(parts: Sequence[Part], factors: Sequence[Sequence[Factor]], dim:
     given = [f for each in factors for f in each]
     there = laid_out(_booleans(parts, factors, _somewhere(factors, dim)), dim, given[0].there)
     along = list(first_known(given))
-    along[dim] = layout_of(there, dim) if is_new else _positions(factors, [part.size for part in parts], dim)
+    # (what is joined one position after another, as a loop over positions leaves it, are the steps of samples)
+    one_by_one = all(factors) and all(known_to_hold(part.size == 1) for part in parts)
+    along[dim] = (
+        layout_of(there, dim) if is_new or one_by_one else _positions(factors, [part.size for part in parts], dim)
+    )
     return Factor(tuple(along), narrowed(there, along))
 
 

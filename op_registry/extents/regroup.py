@@ -166,7 +166,7 @@ def misplaced(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Iter
         inner, start = math.prod(size[start + 1 : start + dims]), start + dims
         if dims > 1 and len(named) == 1 and begins_elsewhere(taken[named[0]][1]):
             group = inner // max(math.prod(s for s, _ in taken[named[0] + 1 :]), 1)
-            if group < taken[named[0]][0]:
+            if known_to_hold(group > 0) and group < taken[named[0]][0]:
                 there = as_bool(reshape_validity(factor.there, shape, sizes))
                 yield _in_groups(there, dim + named[0], group), f"groups of {group} positions are those of the batch"
         dim += len(taken)

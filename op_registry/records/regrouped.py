@@ -34,7 +34,8 @@ def regrouped(
             continue
         taken = [left.pop(0)] if left else []
         while not known_to_hold((product := _product(taken)) == (wanted := math.prod(sizes[start:end]))):
-            if known_to_hold(product < wanted) and left:
+            more = known_to_hold(product < wanted) or (known_to_hold(wanted == 0) and known_to_hold(product > 0))
+            if more and left:
                 taken.append(left.pop(0))
             elif (halves := _halves(taken, wanted, divides)) is not None:
                 taken[-1:], left = halves[:1], [*halves[1:], *left]
