@@ -36,6 +36,9 @@ FROM_THE_END = re.compile(r":-\d")
 LARGEST_CUT = 3
 # Lines whose results may have gaps within a sample, beside joins.
 MERGES = re.compile(r"flatten\(|view\(")
+# Lines that are not drawn where a dimension in which samples differ has one position: which of several dimensions of
+# size 1 are merged, and whether a loop of one step has stacked its state or kept it, cannot be told.
+ONE = re.compile(r"idioms\.|flatten\(|view\(")
 
 
 def program_of_samples(seed: int, most_steps: int) -> Program:
@@ -146,6 +149,8 @@ class _State:
             FROM_THE_START.search(step.code) or (width <= LARGEST_CUT and FROM_THE_END.search(step.code))
         ):
             return False
+        if ONE.search(step.code) and any(self._has_one(name) for name in operands):
+            return False
         made = {source.name: _zeros(source.shape) for source in self.sources if not source.axes}
         both = [{**values, **made} for values in (self.batch, self.longer)]
         if any(execute(step, values, 0) is not None for values in both):
@@ -161,6 +166,11 @@ class _State:
             self.gaps.add(step.name)
         self.batch[step.name], self.longer[step.name] = batch, longer
         return True
+
+    def _has_one(self, name: str) -> bool:
+        """Whether a value has at most one position along a dimension in which samples differ."""
+        kinds = _kinds(self.batch[name], self.longer[name])
+        return any(kind == "r" and size < 2 for kind, size in zip(kinds, self.batch[name].shape[1:], strict=True))
 
 
 def _zeros(shape: tuple[int, ...]) -> Tensor:
