@@ -111,7 +111,8 @@ LINES += """
     | idioms.attended({0}, {w:1,F}, {w:2,F})[:, 1:-2] | idioms.attended({0}, {w:3,F}).mean(1)
 1 rf torch.cat([{0}, F.linear({0}.{reduce}(1), {w:3,F}).unsqueeze(1).expand(-1, {0}.shape[1], -1)], -1)
     | torch.cat([{0}, {w:3}.expand(*{0}.shape[:2], 3)], -1)
-1 .*f {0}[..., [{F} - 1, 0]] | {0}.index_select({0}.ndim - 1, torch.tensor([0, 0])) | {0}[..., torch.arange({F}) % 2 == 0]
+1 .*f {0}[..., [{F} - 1, 0]] | {0}.index_select({0}.ndim - 1, torch.tensor([0, 0]))
+    | {0}[..., torch.arange({F}) % 2 == 0]
     | torch.cat([p.tanh() for p in {0}.chunk(2, -1)], -1)
 1 .+ {0}.gather({d}, {0}.argmax({d}, keepdim=True)) | {0}.gather({d}, {0}.argsort(dim={d}, stable=True))
     | {0}.masked_fill({0} > {0}.mean({d}, keepdim=True), 0.1) | {0}.detach().topk(1, {d})[0]
