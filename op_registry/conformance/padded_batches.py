@@ -275,7 +275,7 @@ def _same_result(
     got, valid = data[places], mask[places]
     nothing = want_mask & want.isnan() & (~valid | got.isnan())  # torch has no number for what is made of nothing
     if ragged.lengths[n] == 0:
-        if ragged.rule.name in ("native_layer_norm", "native_group_norm"):  # torch gives 0 for the mean that is none
+        if ragged.rule.name in ("layer_norm", "native_group_norm"):  # torch gives 0 for the mean that is none
             nothing = want_mask & (want == 0) & ~valid | nothing
         want_mask, valid = want_mask & ~nothing, valid & ~nothing
     wrong = mask_difference(valid, want_mask)
