@@ -71,12 +71,13 @@ def of_nothing(call: Bound, labels: Labels, gone: Sequence[Label]) -> Any:
 
 
 def _without_elements(tensor: Any, dim: int) -> Any:
+    """An operand without elements along a dimension, and so without a gradient."""
     if isinstance(tensor, Tensor):
-        return tensor.narrow(dim, 0, 0)
+        return tensor.detach().narrow(dim, 0, 0)
     if not isinstance(tensor, Dense):
         return Dense(torch.empty(with_size(tensor.shape, dim, 0), dtype=tensor.dtype, device=tensor.device))
     validity = tensor.full_validity
-    return Dense(tensor.data.narrow(dim, 0, 0), None if validity is None else validity.narrow(dim, 0, 0))
+    return Dense(tensor.data.detach().narrow(dim, 0, 0), None if validity is None else validity.narrow(dim, 0, 0))
 
 
 def without_any(factors: Sequence[Factor], number: int, result: Sequence[Factor]) -> Tensor | None:
