@@ -103,9 +103,11 @@ def selected(call: Bound, labels: Labels, run: Run) -> Any:
                 factors[n], more = _cut(call, factor, cut, record.shape[cut.dim])
                 hides |= more
             kept = [_state_in_part(s, cut, record.shape[cut.dim]) for s in kept]
+        # (the mask of no element says nothing of positions along other dimensions)
+        is_mask = record.extent.is_mask and not any(known_to_hold(size == 0) for size in result.shape)
         if hides:
-            return Outcome(result, Extent(tuple(factors), record.extent.is_mask, states=tuple(kept)), "part")
-        return Outcome(result, made_of(factors, record.extent.is_mask, states=tuple(kept)))
+            return Outcome(result, Extent(tuple(factors), is_mask, states=tuple(kept)), "part")
+        return Outcome(result, made_of(factors, is_mask, states=tuple(kept)))
 
     return for_each_result(results, labels.results, of_result)
 
