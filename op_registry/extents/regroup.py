@@ -149,6 +149,9 @@ def reshaped(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Facto
     """A factor of a tensor of `shape` whose elements get the sizes of `size`, in order."""
     parts = [p for s, a in zip(shape, factor.along, strict=True) for p in (a.parts if _splits(a, s) else [(s, a)])]
     along = _alongs(parts, size)
+    if not any(a is not None and known_to_hold(s == 0) for s, a in zip(shape, factor.along, strict=True)):
+        # (a boolean of a tensor without elements has some, along dimensions that have some)
+        shape, size = ([1 if known_to_hold(s == 0) else s for s in sizes] for sizes in (shape, size))
     return factor.moved(tuple(along), lambda there: fitted(reshape_validity(there, shape, size), size, along))
 
 
