@@ -115,7 +115,7 @@ LINES += """
     | {0}[..., torch.arange({F}) % 2 == 0]
     | torch.cat([p.tanh() for p in {0}.chunk(2, -1)], -1)
 1 .+ {0}.gather({d}, {0}.argmax({d}, keepdim=True)) | {0}.gather({d}, {0}.argsort(dim={d}, stable=True))
-    | {0}.masked_fill({0} > {0}.mean({d}, keepdim=True), 0.1) | {0}.detach().topk(1, {d})[0]
+    | {0}.masked_fill({0} > {0}.mean({d}, keepdim=True) + 0.01, 0.1) | {0}.detach().topk(1, {d})[0]
     | torch.where({0} == {0}.amax({d}, keepdim=True), {0}, 0.0) | idioms.chosen({0}, {0} > 0, torch.tanh)
 1^ .*r.* {0}[{before}[0, 0, 1]] | {0}.index_select({r}, torch.tensor([1, 0])) | {0}.narrow({r}, 0, 1)
 """
