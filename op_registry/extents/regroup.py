@@ -151,7 +151,8 @@ def reshaped(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Facto
     along = _alongs(parts, size)
     if not any(a is not None and known_to_hold(s == 0) for s, a in zip(shape, factor.along, strict=True)):
         # (a boolean of a tensor without elements has some, along dimensions that have some)
-        shape, size = ([1 if known_to_hold(s == 0) else s for s in sizes] for sizes in (shape, size))
+        ones = [[1 if known_to_hold(s == 0) else s for s in sizes] for sizes in (shape, size)]
+        shape, size = ones if known_to_hold(math.prod(ones[0]) == math.prod(ones[1])) else (shape, size)
     return factor.moved(tuple(along), lambda there: fitted(reshape_validity(there, shape, size), size, along))
 
 

@@ -42,6 +42,7 @@ from op_registry.extents.factors import (
 from op_registry.extents.follow import (
     any_stored,
     carried_to,
+    followed,
     for_each,
     for_each_result,
     only_padded,
@@ -245,6 +246,8 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
     (dim,) = along
     factors = factors_of(record)
     depends = [f for f in factors if f.along[dim] is not None]
+    if not depends:  # (of the states that it is, one depends on it)
+        return followed(call, labels, call.applied(run))
     results = call.applied(run)
     if len(depends) == 1 and is_prefix(depends[0].along[dim]):
         kept = list(factors)

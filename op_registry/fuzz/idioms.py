@@ -201,6 +201,8 @@ def slots(x: Tensor, weight: Tensor) -> Tensor:
 def skewed(scores: Tensor) -> Tensor:
     """Relative shift: scores (B, T, T) by distance become scores by position."""
     count, size = scores.shape[:2]
+    if scores.shape[2] != size:
+        raise ValueError("scores of as many keys as queries are shifted")
     joined = torch.cat([torch.zeros(count, size, 1, dtype=scores.dtype), scores], -1)
     return joined.view(count, -1, size)[:, 1:].view_as(scores)
 

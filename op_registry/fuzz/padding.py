@@ -98,8 +98,10 @@ def _run(
         tally[step.kind, "refused" if isinstance(error, MaskedSemanticsError) else "compared"] += 1
         if isinstance(error, MaskedSemanticsError):
             continue
-        if error is not None:
-            return batch, f"{step.name} raises {one_line(error)}, and a sample by itself gives a result"
+        if error is not None and all(step.name in one for one in samples):
+            return batch, f"{step.name} raises {one_line(error)}, and each sample by itself gives a result"
+        if error is not None:  # as a sample by itself does
+            continue
         for row, one in enumerate(samples):
             wrong = _difference(batch[step.name], one[step.name], row, subject) if step.name in one else None
             if wrong is not None:
