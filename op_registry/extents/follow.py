@@ -12,6 +12,7 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
 from op_registry.dimensions.views import View
 from op_registry.errors import MaskedSemanticsError
+from op_registry.extents import stored
 from op_registry.extents.combine import check_joined, check_meetings, together
 from op_registry.extents.factors import (
     Extent,
@@ -21,7 +22,7 @@ from op_registry.extents.factors import (
 )
 from op_registry.extents.nothing import Given, of_nothing, used_up, where_nothing, without_any
 from op_registry.extents.regroup import carried
-from op_registry.laws.categories import CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT, REDUCTION
+from op_registry.laws.categories import ATTENTION, CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT, REDUCTION
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
 from op_registry.rule import Rule
@@ -116,6 +117,8 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
         nothing = without_any([f for factors in moved for f in factors], len(gone), found)
         if nothing is None:
             return with_factors(record, found, padded, grows, whole)
+        if call.rule.category is ATTENTION and not isinstance(record, Dense):  # (its rows are those of the queries)
+            return with_factors(stored.zero_where(record, nothing), found, padded=False)
         if not isinstance(record, Dense):
             raise NotLowered("samples without positions have results of their own, on dense storage")
         instead = of_nothing(call, labels, gone)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
-from op_registry.records.validity import as_int8
+from op_registry.records.validity import as_bool, as_int8, unite
 from op_registry.sparse.elements import elements_at
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import Layout
@@ -50,6 +50,17 @@ def masked(record: Sparse | Permuted, there: Tensor) -> Sparse | Permuted:
         return record.like(base)
     found = align_to(Dense(there), record).data
     return Sparse(record.values.masked_by(as_int8(found)), record.pattern)
+
+
+def zero_where(record: Sparse | Permuted, where: Tensor) -> Sparse | Permuted:
+    """The same stored elements, but for valid zeros where `where` (broadcastable to the record) is 1."""
+    if isinstance(record, Permuted):
+        base = zero_where(record.base, record.to_base(where))
+        assert isinstance(base, Sparse)
+        return record.like(base)
+    at = as_int8(align_to(Dense(as_int8(where)), record).data)
+    data = torch.where(as_bool(at), 0, record.values.data)
+    return Sparse(Dense(data, unite(record.values.validity, at)), record.pattern)
 
 
 def within_rows(
