@@ -89,24 +89,56 @@ def linear(op: OpOverload, input: Dense, weight: Dense, bias: Dense | None = Non
 
 @masked_rule(aten.einsum.default, category=COMPOSITE)
 def einsum(equation: str, tensors: Sequence[Tensor], *, path: Sequence[int] | None = None) -> Tensor:
-    """torch's own steps. Of a dimension of size 1 over which it would sum, these drop the dimension, as if its one
-    position were there in every sample; so a sum comes before them.
+    """torch's own steps, which tell dimensions apart by their sizes: those of size 1 lose the samples that they belong
+    to. So where there is one, the steps are products of matrices by letter, from left to right.
     """
-    terms, arrow, result = equation.replace(" ", "").partition("->")
-    letters = terms.replace(",", "").replace(".", "")
+    if all(1 not in tensor.shape for tensor in tensors):
+        return aten.einsum.default.decompose(equation, tensors, path=path)  # type: ignore[no-any-return]
+    aten.einsum.default(equation, [torch.empty(t.shape, device="meta") for t in tensors])  # raises torch's errors
+    terms, arrow, kept = equation.replace(" ", "").partition("->")
     if not arrow:
-        result = ("..." if "..." in terms else "") + "".join(sorted(a for a in set(letters) if letters.count(a) == 1))
-    kept: list[str] = []
-    operands: list[Tensor] = []
-    for term, tensor in zip(terms.split(","), tensors, strict=False):
-        before, dots, after = term.partition("...")
-        places = {a: n for n, a in enumerate(before)} | {a: n - len(after) for n, a in enumerate(after)}
-        ones = [a for a, d in places.items() if a not in result and term.count(a) == 1 and tensor.shape[d] == 1]
-        operands.append(tensor.sum([places[a] for a in ones]) if ones else tensor)
-        kept.append("".join(a for a in before if a not in ones) + dots + "".join(a for a in after if a not in ones))
-    if len(operands) != len(tensors):  # torch says what is wrong
-        kept, operands = terms.split(","), [*tensors]
-    return aten.einsum.default.decompose(f"{','.join(kept)}->{result}", operands, path=path)  # type: ignore[no-any-return]
+        letters = terms.replace(",", "").replace("...", "")
+        kept = "..." * ("..." in terms) + "".join(a for a in sorted(set(letters)) if letters.count(a) == 1)
+    # Digits are the dimensions that "..." stands for, counted from the last one.
+    named = [len(term.replace("...", "")) for term in terms.split(",")]
+    digits = ["".join(map(str, reversed(range(t.ndim - n)))) for t, n in zip(tensors, named, strict=True)]
+    owns = [term.replace("...", d) for term, d in zip(terms.split(","), digits, strict=True)]
+    kept = kept.replace("...", max(digits, key=len))
+    own, product = _summed_alone(owns[0], tensors[0], kept + "".join(owns[1:]))
+    for n, (other, tensor) in enumerate(zip(owns[1:], tensors[1:], strict=True), 2):
+        wanted = kept + "".join(owns[n:])
+        own, product = _product(own, product, *_summed_alone(other, tensor, wanted + own), wanted)
+    return product.permute([own.index(a) for a in kept])
+
+
+def _summed_alone(own: str, x: Tensor, wanted: str) -> tuple[str, Tensor]:
+    """A factor of einsum without the letters that it has twice, or that nothing else has."""
+    for a in [b for n, b in enumerate(own) if b in own[:n]]:
+        first, second = own.index(a), own.rindex(a)
+        own, x = own[:first] + own[first + 1 : second] + own[second + 1 :] + a, x.diagonal(0, first, second)
+    alone = [d for d, a in enumerate(own) if a not in wanted]
+    return "".join(a for a in own if a in wanted), x.sum(alone) if alone else x
+
+
+def _product(left: str, x: Tensor, right: str, y: Tensor, wanted: str) -> tuple[str, Tensor]:
+    """The product of two factors of einsum, by matrices whose rows and columns have no dimension of size 1."""
+    ones = [a for own, t in ((left, x), (right, y)) for a, size in zip(own, t.shape, strict=True) if size == 1]
+    batch = [a for a in dict.fromkeys(left + right) if a in ones or (a in left and a in right and a in wanted)]
+    inner = [a for a in left if a in right and a not in batch]
+    rows, columns = ([a for a in own if a not in batch and a not in inner] for own in (left, right))
+    product = _as_matrices(left, x, batch, rows, inner) @ _as_matrices(right, y, batch, inner, columns)
+    for d, own, t, letters in ((-1, right, y, columns), (-1 - len(columns), left, x, rows)):
+        sizes = [t.shape[own.index(a)] for a in letters]
+        product = product.unflatten(d, sizes) if sizes else product.squeeze(d)
+    return _summed_alone("".join([*batch, *rows, *columns]), product, wanted)
+
+
+def _as_matrices(own: str, x: Tensor, batch: list[str], rows: list[str], columns: list[str]) -> Tensor:
+    x = x.permute([own.index(a) for a in [*batch, *rows, *columns] if a in own])
+    for d, a in enumerate(batch):
+        x = x if a in own else x.unsqueeze(d)
+    x = x.flatten(len(batch) + len(rows)) if columns else x.unsqueeze(-1)
+    return x.flatten(len(batch), -2) if rows else x.unsqueeze(-2)
 
 
 @masked_rule(
