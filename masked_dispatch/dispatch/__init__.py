@@ -5,7 +5,6 @@ kernel_table.py   the kernel registered for each overload, and a kernel around i
 run_rule.py       finding masked arguments, running a rule on records, wrapping its result
 measures.py       errors inside libraries that measure predictions
 divided_operands.py  runs a rule again if DTensor has refused one of its operators
-places.py         what functions on plain tensors ask of positions that are there
 plain_results.py  refuses results that would lose the mask
 selections.py     remembers which mask selected a tensor, for errors about sizes
 fast_paths.py     kernels for the most common calls without derivatives

@@ -18,8 +18,7 @@ from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, values_
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.kernel_table import kernel_table
-from masked_dispatch.dispatch.places import order_of_samples, placed_like, places_of_groups
-from masked_dispatch.dispatch.positions import align, ends, positions
+from masked_dispatch.dispatch.positions import align, ends, order_of_samples, placed_like, places_of_groups, positions
 from masked_dispatch.dispatch.sparse import accumulate_sparse
 from masked_dispatch.dispatch.sparsify import keep_top, keep_where
 from masked_dispatch.interop.stored_pieces import stored_indices, stored_values

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from masked_dispatch.tensor.messages import written_through_view
 from op_registry import MaskedSemanticsError
+from op_registry.extents.combine import together
 from op_registry.extents.factors import Extent, conjunction, extent_of, factors_of, made_of
 from op_registry.extents.regions import (
     are_same,
@@ -21,7 +22,6 @@ from op_registry.extents.regions import (
     shown,
     states_written,
     there_in,
-    with_factors_of_steps,
     without_region,
     written,
 )
@@ -115,7 +115,7 @@ class SharedExtent:
         before_steps = () if whole or self.extent is None else self.extent.states
         states, there = states_written(before_steps, self.data.shape, region, steps)
         if there:
-            factors = with_factors_of_steps(factors, there)
+            factors = together([factors, there])
         is_mask = whole and is_mask and not there
         self.extent = made_of(factors if is_mask else explicit(factors), is_mask, states=states)
         self.extent_written = True

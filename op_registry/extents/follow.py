@@ -13,7 +13,7 @@ from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
 from op_registry.dimensions.views import View
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import stored
-from op_registry.extents.combine import check_joined, check_meetings, together
+from op_registry.extents.combine import check_meetings, together
 from op_registry.extents.factors import (
     Extent,
     Factor,
@@ -41,6 +41,11 @@ _MIXING = (ELEMENTWISE, CONTRACTION, MOVEMENT)
 def records_of(call: Bound) -> dict[str, Any]:
     """The records among a call's tensors, by name."""
     return {name: t for name, t in call.tensors.items() if isinstance(t, RECORDS)}
+
+
+def given_of(records: Mapping[str, AnyRecord]) -> dict[str, Sequence[Factor]]:
+    """The factors of each record that has an extent."""
+    return {name: factors_of(record) for name, record in records.items() if record.extent is not None}
 
 
 def is_all_valid(record: AnyRecord) -> bool:
@@ -86,7 +91,7 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     written  the operand of which every element is written: what was valid in it does not count
     """
     records = records_of(call)
-    given = {name: factors_of(record) for name, record in records.items() if record.extent is not None}
+    given = given_of(records)
     read = {name: record for name, record in records.items() if name != written}
     sizes, padded, whole = sizes_of(call, labels), only_padded(read), there_says_all(read)
     made = call.rule.category is FACTORY
@@ -95,7 +100,6 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
     keeping = _KEEPING | {"selected"} if isinstance(call.rule.dims, View) else _KEEPING
     grows = fills or not keeping.issuperset(labels.roles.values()) or _has_empty(labels, sizes)
     check_meetings(call, labels, given, sizes)
-    check_joined(labels, given, sizes, call.rule.name)
     numbers = itertools.count()
 
     def carried_from(dims: Sequence[Dimension], record: AnyRecord, of: Given = given) -> list[list[Factor]]:

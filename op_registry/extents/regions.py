@@ -172,18 +172,6 @@ def states_written(
     return tuple(states), there
 
 
-def with_factors_of_steps(factors: Sequence[Factor], there: Sequence[Factor]) -> tuple[Factor, ...]:
-    """The factors of a tensor, with those of the steps that were written to it."""
-    found = list(factors)
-    for factor in there:
-        same = next((n for n, f in enumerate(found) if f.depends == factor.depends), None)
-        if same is None:
-            found.append(factor)
-        else:
-            found[same] = where_both(found[same], factor)
-    return tuple(found)
-
-
 def without_region(factor: Factor, region: Region) -> Factor:
     """A factor of a tensor, of which a region is there everywhere."""
     there = factor.there.clone()

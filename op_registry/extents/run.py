@@ -12,15 +12,18 @@ from op_registry.dimensions.labels import Labels, atoms
 from op_registry.dimensions.movements import AtIndices, Indexed, Joined, OfSizes
 from op_registry.dimensions.views import Reshaped, View
 from op_registry.extents import indices, joins, particular, samples, slices, states
+from op_registry.extents.combine import check_joined
 from op_registry.extents.factors import with_extent
 from op_registry.extents.follow import (
     RECORDS,
     any_stored,
     depends_at,
     followed,
+    given_of,
     records_of,
     refuse,
     roles_of_positions,
+    sizes_of,
 )
 from op_registry.extents.regroup import begins_elsewhere
 from op_registry.extents.remembered import remembered
@@ -74,6 +77,7 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
         raise refuse(
             call, "groups of positions are those of the batch, where samples do not begin; see masked_dispatch.align"
         )
+    check_joined(labels, given_of(records_of(call)), sizes_of(call, labels), rule.name)
     follower = _follower(call, labels)
     if follower in _ON_DENSE and any_stored(call):
         raise NotLowered("it works within each sample, on dense storage")

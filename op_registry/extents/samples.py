@@ -14,7 +14,7 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import joins, regroup, states, stored
-from op_registry.extents.combine import check_holds, check_joined, combined
+from op_registry.extents.combine import check_holds, combined
 from op_registry.extents.ends import hand_on
 from op_registry.extents.factors import (
     SAMPLES,
@@ -245,7 +245,6 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
     along = [d for d in range(record.ndim) if labels.role_of(dims[d]) == "front"]
     (dim,) = along
     factors = factors_of(record)
-    check_joined(labels, {name: factors}, sizes_of(call, labels), call.rule.name)
     depends = [f for f in factors if f.along[dim] is not None]
     if not depends:  # (of the states that it is, one depends on it)
         return followed(call, labels, call.applied(run))
