@@ -134,4 +134,7 @@ def _kept(there: Tensor) -> dict[Any, Any] | None:
 
 def differs(there: Tensor, dim: int) -> bool:
     """Whether a boolean differs along a dimension; True in a graph, which cannot know."""
-    return read_once(there, ("differs", dim), lambda t: bool((t != t.narrow(dim, 0, 1)).any())) is not False
+    return (
+        read_once(there, ("differs", dim), lambda t: t.numel() > 0 and bool((t != t.narrow(dim, 0, 1)).any()))
+        is not False
+    )

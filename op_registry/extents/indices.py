@@ -21,6 +21,7 @@ from op_registry.extents.factors import (
     Along,
     Extent,
     Factor,
+    computed,
     factors_of,
     is_prefix,
     made_of,
@@ -45,7 +46,7 @@ from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
 from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import may_be_read
-from op_registry.records.validity import as_bool, as_int8
+from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
 from op_registry.sparse.record import NotLowered
@@ -80,8 +81,15 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
         return with_factors(result, [Factor(_known_of_read(first, hidden[0], labels))], padded=True, grows=False)
     if any_stored(call):
         raise NotLowered("it reads at positions of samples, on dense storage")
-    moved = [read(call, first, f, labels) for f in hidden]
+    moved = [_where_read(read(call, first, f, labels), others) for f in hidden]
     return with_factors(result, combined([*others, moved], call.rule.name), only_padded(records))
+
+
+def _where_read(factor: Factor, others: Sequence[Sequence[Factor]]) -> Factor:
+    """A factor of what is read, there only where the index is: at its padding nothing is read."""
+    for other in (f for factors in others for f in factors if set(f.depends) <= set(factor.depends)):
+        factor = replace(factor, said=computed(intersect, factor.there, other.there))
+    return factor
 
 
 def _check_meetings(call: Bound, labels: Labels, records: Mapping[str, AnyRecord]) -> None:

@@ -82,7 +82,7 @@ def _alone(program: Program, values: Values, subject: Subject) -> Values:
 
 
 def _is_finite(value: Any, subject: Subject) -> bool:
-    data, valid = _elements(value, None, subject)
+    data, valid = _elements(value, subject)
     return bool(data[valid].isfinite().all())
 
 
@@ -109,12 +109,21 @@ def _run(
     return batch, None
 
 
-def _elements(value: Any, row: int | None, subject: Subject) -> tuple[Tensor, Tensor]:
-    """The elements of a value, or of a sample in a batch, that are there, in order, and which of them are valid."""
-    data, valid, there = _observed(value, subject)
-    if row is not None:
-        data, valid = data[row][there[row]], valid[row][there[row]]
+def _elements(value: Any, subject: Subject) -> tuple[Tensor, Tensor]:
+    """The elements of a value, and which of them are valid."""
+    data, valid, _ = _observed(value, subject)
     return data.flatten(), valid.flatten()
+
+
+def _of_sample(value: Any, row: int, sample: Any, subject: Subject) -> tuple[Tensor, Tensor]:
+    """The elements of a sample in a batch that are there, in the order of the sample by itself; and which are valid."""
+    data, valid, there = (t[row] for t in _observed(value, subject))
+    shape = sample.shape[1:]
+    for dim, (size, own) in enumerate(zip(there.shape, shape, strict=False)):
+        if size != own and there.ndim == len(shape):  # (of samples that were joined, each has its own places)
+            order = there.logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
+            data, valid, there = (t.gather(dim, order) for t in (data, valid, there))
+    return data[there], valid[there]
 
 
 def _observed(value: Any, subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,8 +140,8 @@ def _observed(value: Any, subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _difference(value: Any, sample: Any, row: int, subject: Subject) -> str | None:
-    got, valid = _elements(value, row, subject)
-    want, wanted = _elements(sample, None, subject)
+    got, valid = _of_sample(value, row, sample, subject)
+    want, wanted = _elements(sample, subject)
     if got.shape != want.shape:
         return f"{got.numel()} elements are there instead of {want.numel()}"
     nothing = wanted & want.isnan()
@@ -202,9 +211,9 @@ def _whole(source: Source, mode: Subject) -> Any:
 # ------------------------------------------------------------------------------------------------------------ gradients
 
 
-def _scalar(value: Any, row: int | None, subject: Subject) -> Tensor:
-    """A number in which each element of a sample that is there and valid has its own weight."""
-    data, valid = _elements(value, row, subject)
+def _scalar(elements: tuple[Tensor, Tensor]) -> Tensor:
+    """A number in which each valid element of a sample has its own weight."""
+    data, valid = elements
     weights = torch.linspace(0.5, 1.5, data.numel(), dtype=data.dtype)
     return torch.where(valid, data, 0).tanh().mul(weights).sum()
 
@@ -224,15 +233,16 @@ def _gradients_differ(
     rows = [
         row
         for row, sample in enumerate(samples)
-        if last in sample and bool(torch.isfinite(_scalar(sample[last], None, subject)))
+        if last in sample and bool(torch.isfinite(_scalar(_elements(sample[last], subject))))
     ]
-    total = sum((_scalar(batch[last], row, subject) for row in rows), torch.zeros((), dtype=torch.float64))
+    own = [_of_sample(batch[last], row, samples[row][last], subject) for row in rows]
+    total = sum(map(_scalar, own), torch.zeros((), dtype=torch.float64))
     if not total.requires_grad or not bool(torch.isfinite(total)):
         return None
     names = [name for name, value in leaves.items() if subject.requires_grad(value)]
     want: dict[int, Values] = {}
     for row in rows:
-        single = _scalar(samples[row][last], None, subject)
+        single = _scalar(_elements(samples[row][last], subject))
         inputs = [alone[row][name] for name in names]
         try:
             found = subject.gradients(single, inputs) if single.requires_grad else [None] * len(names)

@@ -331,3 +331,21 @@ def test_rows_of_stacked_steps_written_to_a_buffer_are_samples() -> None:
         buffer[b] = stacked[b]
     assert what_is_there(buffer) == DOUBLED
     assert not buffer._extent.numbers(0)
+
+
+def test_what_an_index_of_joined_samples_reads_is_there_where_the_index_is() -> None:
+    two = torch.tensor([2])
+    x = torch.cat(
+        [md.from_lengths(torch.tensor([[1.0, 4, 0]]), two), md.from_lengths(torch.tensor([[3.0, 2, 0]]), two)], 1
+    )
+    own = md.padded(x.without_extent(), x.extent)
+    for batch in (x, own):
+        both = torch.stack([batch, batch * 2 - 3], 1)
+        largest = both.gather(1, both.argmax(1, keepdim=True))
+        assert largest.extent.tolist() == [[[True, True, False, True, True, False]]]
+        assert largest.compressed().tolist() == [1, 5, 3, 2]
+
+
+def test_an_index_reads_from_a_batch_without_positions() -> None:
+    x = md.from_lengths(torch.ones(2, 3, 2), torch.tensor([3, 1]))[:, 3:]
+    assert x.gather(2, x.argmax(2, keepdim=True)).shape == (2, 0, 1)
