@@ -23,6 +23,7 @@ from op_registry.dimensions.labels import (
     number_of_results,
     tensors_in,
 )
+from op_registry.records.dims import known_to_hold
 
 # --------------------------------------------------------------------------------------------------- nothing, or a case
 
@@ -249,7 +250,11 @@ class Indexed(Dimensions):
         along = labels[named["dim"]]
         # Where others have other sizes, they reach the first indices alone.
         elsewhere = {along} | {
-            d for t in others.values() if self.aligned for d in range(-t.ndim, 0) if t.shape[d] != x.shape[d]
+            d
+            for t in others.values()
+            if self.aligned
+            for d in range(-t.ndim, 0)
+            if not known_to_hold(t.shape[d] == x.shape[d])
         }
         there: tuple[Label, ...] = tuple(f"position{d}" if d in elsewhere else d for d in range(-x.ndim, 0))
         operands = {

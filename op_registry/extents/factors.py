@@ -356,14 +356,12 @@ def fitted(there: Tensor, sizes: Sequence[int], along: Sequence[Along]) -> Tenso
 def narrowed(there: Tensor, along: Sequence[Along]) -> Tensor:
     """A boolean of full size as a factor has it: of size 1 where it does not depend on a dimension."""
     for dim, known in enumerate(along):
-        if known is None and there.shape[dim] != 1:
+        if known is None and not known_to_hold(there.shape[dim] == 1):
             # (all of its elements are equal; of none, everything can be said)
-            if not there.shape[dim]:
-                there = there.new_ones(with_size(there.shape, dim, 1))
-            elif is_divided(there):  # a part of each rank would be gathered from all
-                there = there.amax(dim, keepdim=True)
-            else:
+            if known_to_hold(there.shape[dim] > 0) and not is_divided(there):
                 there = there.narrow(dim, 0, 1)
+            else:  # (a part of each rank would be gathered from all)
+                there = as_int8(as_bool(there).all(dim, keepdim=True))
     return there
 
 

@@ -68,7 +68,12 @@ def remembered(
     key = _key((*args, *kwargs.items()), records)
     if key is None:
         return for_each(outcome(run, rule, op, args, kwargs), finished)
-    same, states = _have_one_extent(records), _key_of_states(records)
+    states: tuple[Any, ...] = ()
+    same = len(records) > 1 and _have_one_extent(records)
+    for record in records:
+        if record.extent is not None and record.extent.states:
+            states = _key_of_states(records)
+            break
     key = (rule, op, key, same, states) if same or states else (rule, op, key)
     plan = _plans.get(key)
     if plan is _ITSELF:
@@ -138,8 +143,6 @@ def _key(values: Sequence[Any], records: list[AnyRecord]) -> tuple[Any, ...] | N
 def _key_of_states(records: Sequence[AnyRecord]) -> tuple[Any, ...]:
     """What results depend on of operands that are states: which are of one recurrence, and which step is the later."""
     given = [(i, s) for i, r in enumerate(records) if r.extent is not None for s in r.extent.states]
-    if not given:
-        return ()
     recurrences = list(dict.fromkeys(s.recurrence for _, s in given))
     numbers = sorted({s.number for _, s in given})
     return tuple(
