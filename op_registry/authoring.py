@@ -41,6 +41,7 @@ from op_registry.dimensions.movements import Repeated as Repeated
 from op_registry.dimensions.movements import Unknown as Unknown
 from op_registry.dimensions.movements import Unsqueezed as Unsqueezed
 from op_registry.dimensions.movements import Windows as Windows
+from op_registry.dimensions.sizes import known_to_hold as known_to_hold
 from op_registry.dimensions.slices import LastDims as LastDims
 from op_registry.dimensions.slices import Slices as Slices
 from op_registry.dimensions.views import Reshaped as Reshaped
@@ -118,7 +119,6 @@ from op_registry.records.dense import records_in as records_in
 from op_registry.records.dense import valid_in_all as valid_in_all
 from op_registry.records.dims import Dims as Dims
 from op_registry.records.dims import Number as Number
-from op_registry.records.dims import known_to_hold as known_to_hold
 from op_registry.records.dims import one_element_but_along as one_element_but_along
 from op_registry.records.dims import shape_alone as shape_alone
 from op_registry.records.dims import with_leading_dims as with_leading_dims

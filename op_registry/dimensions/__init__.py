@@ -21,5 +21,6 @@ plain torch, which the law "dims" of conformance asks (:mod:`op_registry.conform
     slices     slices along dimensions that an argument names, or the last ones
     movements  joins, windows, lookups, losses
     views      which dimension of a view is whose
+    sizes      questions about sizes, which are symbols in a graph
     rows       rows that an operator treats by itself
 """

@@ -23,7 +23,7 @@ from op_registry.dimensions.labels import (
     number_of_results,
     tensors_in,
 )
-from op_registry.records.dims import known_to_hold
+from op_registry.dimensions.sizes import known_to_hold
 
 # --------------------------------------------------------------------------------------------------- nothing, or a case
 

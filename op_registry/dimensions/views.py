@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.dimensions.labels import Dimension, Dimensions, Label, Labels, Role, batch_labels, tensors_in
+from op_registry.dimensions.sizes import known_to_hold
 
 # Strides of a tensor that tell its dimensions apart, whatever their sizes.
 _PRIMES = tuple(n for n in range(1_000_003, 1_000_400, 2) if all(n % d for d in range(3, 1_001, 2)))
@@ -62,7 +63,8 @@ class View(Dimensions):
 def _is_whole(label: Label, size: int, stride: int, view: Tensor, dims: Sequence[Label]) -> bool:
     """Whether a view has all indices of a dimension in order; one of size 1 may be expanded."""
     return any(
-        d == label and (t == 0 if size != s else t == stride or size == 1)
+        d == label
+        and (known_to_hold((t == stride) if known_to_hold(size == s) else (t == 0)) or known_to_hold(s == size == 1))
         for d, s, t in zip(dims, view.shape, view.stride(), strict=True)
     )
 
@@ -83,13 +85,19 @@ def _labels_by_strides(view: Tensor, labels: Sequence[Label]) -> tuple[Label, ..
     for n in reversed(range(view.ndim)):
         size, stride = view.shape[n], view.stride(n)
         near = n - view.ndim  # a dimension that broadcasts stands at the same place, counted from the last one
-        if stride == 0 and size != 1:
+        expanded, one = known_to_hold(stride == 0), known_to_hold(size == 1)
+        if expanded and not one:
             found.append(near)
             continue
         label = next(
-            (a for a, p in zip(labels, _PRIMES, strict=False) if stride and stride % p == 0 and a not in found), None
+            (
+                a
+                for a, p in zip(labels, _PRIMES, strict=False)
+                if not expanded and a not in found and known_to_hold(stride % p == 0)
+            ),
+            None,
         )
-        found.append(f"new{n}" if label is None and size != 1 else label)
+        found.append(f"new{n}" if label is None and not one else label)
     return tuple(reversed(found))
 
 

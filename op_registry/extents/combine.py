@@ -9,6 +9,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Label, Labels, atoms
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.factors import (
     SCATTERED,
@@ -26,7 +27,6 @@ from op_registry.extents.factors import (
     with_size,
 )
 from op_registry.extents.regroup import carried, known_of
-from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import packet_name

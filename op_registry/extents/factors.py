@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.extents import stored
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold
 from op_registry.records.divided import is_divided
 from op_registry.records.tracing import being_traced, under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect

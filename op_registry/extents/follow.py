@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.dimensions.views import View
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import stored
@@ -24,7 +25,6 @@ from op_registry.extents.nothing import Given, of_nothing, used_up, where_nothin
 from op_registry.extents.regroup import carried
 from op_registry.laws.categories import ATTENTION, CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT, REDUCTION
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold
 from op_registry.rule import Rule
 from op_registry.sparse.permuted import AnyRecord, Permuted
 from op_registry.sparse.record import NotLowered, Sparse

@@ -11,6 +11,7 @@ import torch
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Elementwise, Label, Labels, atoms
 from op_registry.dimensions.movements import AtIndices, Indexed
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.dimensions.views import View
 from op_registry.extents import slices
 from op_registry.extents.combine import check_meetings, combined
@@ -44,7 +45,6 @@ from op_registry.extents.follow import (
 from op_registry.extents.regroup import carried
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Run, packet_name

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.extents import states
 from op_registry.extents.combine import combined, laid_out, met
 from op_registry.extents.factors import (
@@ -39,7 +40,6 @@ from op_registry.extents.factors import (
 from op_registry.extents.follow import Outcome, only_padded, records_of, there_says_all, with_factors
 from op_registry.extents.found import layout_of
 from op_registry.extents.masks import same_extent
-from op_registry.records.dims import known_to_hold
 from op_registry.records.validity import as_int8
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord

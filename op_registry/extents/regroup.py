@@ -10,6 +10,7 @@ from typing import TypeGuard
 from torch import Tensor
 
 from op_registry.dimensions.labels import Dimension, Label, atoms
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.extents.factors import (
     Along,
     Factor,
@@ -22,7 +23,6 @@ from op_registry.extents.factors import (
     without_order,
 )
 from op_registry.records.broadcast import reshape_validity
-from op_registry.records.dims import known_to_hold
 from op_registry.records.regrouped import Part, regrouped
 from op_registry.records.validity import as_bool, as_int8
 

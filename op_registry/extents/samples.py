@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions.labels import Labels
+from op_registry.dimensions.labels import Dimension, Label, Labels
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import joins, regroup, states, stored
 from op_registry.extents.combine import check_holds, combined
@@ -55,7 +56,6 @@ from op_registry.extents.follow import (
 from op_registry.extents.found import with_count
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import InsideRule, Rule, Run, packet_name
@@ -343,9 +343,12 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     if by_itself and (
         len(lead) == 1 or any(f.along[d] is not None for f in factors_of(record) for d in range(1, len(lead)))
     ):
-        flat = _with_channel(_reshaped(record, (math.prod(lead), *record.shape[len(lead) :])))
+        apart: tuple[Dimension, ...] = tuple(range(record.ndim))
+        merged = (tuple(range(len(lead))), *apart[len(lead) :]) if len(lead) > 1 else apart
+        flat = _with_channel(_reshaped(record, (math.prod(lead), *record.shape[len(lead) :]), apart, merged))
         result = for_each(
-            call.with_(**{name: flat}).run(rule), lambda r: _reshaped(_without_channel(r), (*lead, *r.shape[2:]))
+            call.with_(**{name: flat}).run(rule),
+            lambda r: _reshaped(_without_channel(r), (*lead, *r.shape[2:]), merged, apart),
         )
     else:
         result = call.with_(**{name: record}).run(rule)
@@ -421,10 +424,11 @@ def _like(record: Dense, moved: Dense, factors: Sequence[Factor]) -> Dense:
     return Dense(moved.data, moved.validity, extent_of(factors, is_mask))
 
 
-def _reshaped(record: Dense, size: Sequence[int]) -> Dense:
-    """The same elements in other sizes, with dimensions of samples merged or split."""
+def _reshaped(record: Dense, size: Sequence[int], dims: Sequence[Dimension], new: Sequence[Dimension]) -> Dense:
+    """The same elements in other sizes: `dims` and `new` number the dimensions, of which one is merged of several."""
     validity = record.validity
-    factors = [regroup.reshaped(f, record.shape, size) for f in factors_of(record)]
+    sizes: dict[Label, int] = dict(enumerate(size if len(size) > record.ndim else record.shape))
+    factors = [f for factor in factors_of(record) if (f := regroup.carried(factor, dims, new, sizes)) is not None]
     v = None if validity is None else reshape_validity(validity, record.shape, size)
     return _like(record, Dense(record.data.reshape(size), v), factors)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.extents.ends import batch_end, begins_with_batch, ends_with_batch, keeps_all
 from op_registry.extents.factors import (
     NUMBERS,
@@ -30,7 +31,6 @@ from op_registry.extents.factors import (
 )
 from op_registry.extents.follow import Outcome, for_each_result, refuse
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.rule import Run, packet_name
 from op_registry.sparse.permuted import AnyRecord

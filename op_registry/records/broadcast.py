@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.dense import Dense, same_sizes
-from op_registry.records.dims import known_to_hold, with_leading_dims
+from op_registry.records.dims import with_leading_dims
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from op_registry.dimensions.labels import Dimension, Labels
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.broadcast import aligned_validity, broadcast_along
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold
 from op_registry.records.validity import intersect
 
 Own = tuple[Dimension, ...]

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.counting import count_ones
-from op_registry.records.dims import Dims, Number, known_to_hold, wrap_dims
+from op_registry.records.dims import Dims, Number, wrap_dims
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.kept import kept_with
 from op_registry.records.tracing import being_traced, may_be_read, under_transform

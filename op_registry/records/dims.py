@@ -40,15 +40,6 @@ def one_element_but_along(shape: Sequence[int], dim: int) -> list[int]:
     return [n if d == dim % len(shape) else 1 for d, n in enumerate(shape)]
 
 
-def known_to_hold(condition: bool | torch.SymBool) -> bool:
-    """Whether a condition on sizes holds; False in a graph whose sizes depend on data, as those of ``x[mask]`` do."""
-    if not isinstance(condition, torch.SymBool):  # sizes are tensors under torch.jit.trace
-        return bool(condition)
-    from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-    return guard_or_false(condition)
-
-
 def with_leading_dims(t: Tensor, count: int) -> Tensor:
     """A view of `t` with `count` more dimensions, of size 1, in front.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from op_registry.records.dims import known_to_hold
+from op_registry.dimensions.sizes import known_to_hold
 
 T = TypeVar("T")
 # A size, and what has it.

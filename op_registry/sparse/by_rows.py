@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold
 from op_registry.sparse.elements import elements_at
 from op_registry.sparse.lowering import OnCall
 from op_registry.sparse.permuted import Permuted

@@ -15,8 +15,9 @@ import torch
 from op_registry.autocast import autocast_on
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Number, known_to_hold
+from op_registry.records.dims import Number
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.sparse import products
 from op_registry.sparse.compose import call_broadcast

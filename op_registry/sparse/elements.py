@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold
 from op_registry.records.dtypes import accumulation_dtype
 from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from op_registry.dimensions.labels import Dimension
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.coordinates import unravel

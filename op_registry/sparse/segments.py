@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold
 from op_registry.records.dtypes import SIGNED, accumulation_dtype
 from op_registry.records.own_function import OwnFunction
 from op_registry.records.slices import Extremum

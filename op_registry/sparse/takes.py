@@ -20,8 +20,9 @@ import torch
 
 from op_registry.autocast import autocast_on
 from op_registry.bound import Bound
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.dense import Dense
-from op_registry.records.dims import known_to_hold, shape_alone
+from op_registry.records.dims import shape_alone
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import Sparse

@@ -167,3 +167,9 @@ def test_in_a_graph_of_what_it_computed(side: str) -> None:
 def test_a_negative_number_is_refused() -> None:
     with pytest.raises(ValueError, match="last takes a number of positions, k ≥ 0, not -1"):
         md.last(batch("right")[0], k=-1)
+
+
+def test_padding_of_a_sample_without_rows_adds_none() -> None:
+    x = torch.ones(1, 2, 1, 1)
+    nothing = md.padded(md.masked_tensor(x, torch.zeros_like(x).bool()), dim=(2, 3))
+    assert not F.pad(nothing, (0, 2), value=0.3).extent.any()

@@ -209,3 +209,21 @@ def test_a_graph_of_stored_elements_knows_it_too(storage: str, missing: bool) ->
         assert leaf.grad is not None
         torch.testing.assert_close(stored.grad.to_tensor(0), leaf.grad.to_tensor(0), rtol=1e-12, atol=1e-12)
     assert backend.graphs == 2  # one for the sizes at hand, one for any
+
+
+def test_sizes_that_depend_on_data() -> None:
+    x = md.from_lengths(torch.tensor([[[1.0, 5, 2, 3]] * 2] * 2), torch.tensor([2, 1]))
+
+    def chosen(x: Tensor) -> Tensor:
+        columns = x[..., torch.arange(4) % 2 == 0]
+        return columns.gather(2, columns.argmax(2, keepdim=True))
+
+    def turned(x: Tensor) -> Tensor:
+        columns = x[..., torch.arange(4) % 2 == 0].movedim(2, 0)
+        return torch.cat([columns[0][None], columns[1:]])
+
+    for call in (chosen, turned):
+        found, want = torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x)
+        assert found.get_mask().equal(want.get_mask())
+        assert found.extent.equal(want.extent)
+        assert found.to_tensor(0).equal(want.to_tensor(0))
