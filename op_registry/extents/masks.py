@@ -119,14 +119,22 @@ def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
 
 def same_extent(records: Sequence[AnyRecord]) -> bool:
     """Whether records have the very same extent. (Values of booleans are not compared, as a graph could not.)"""
-    extents: list[Extent | None] = [record.extent for record in records]
-    first = extents[0]
-    if first is None or any(e is None or e.number != first.number or e.states for e in extents):
+    first = records[0].extent
+    if first is None or first.states:
         return False
-    saids = [[f.said for f in e.factors] for e in extents if e is not None]
-    if any(a is not b for each in saids for a, b in zip(each, saids[0], strict=True)):
-        return False
-    return all(said is not None for said in saids[0]) or same_mask(records)
+    for record in records[1:]:  # (loops, as this is asked for each call of several operands)
+        extent = record.extent
+        if extent is first:
+            continue
+        if extent is None or extent.number != first.number or extent.states:
+            return False
+        for mine, other in zip(extent.factors, first.factors, strict=True):
+            if mine.said is not other.said:
+                return False
+    for factor in first.factors:
+        if factor.said is None:
+            return same_mask(records)
+    return True
 
 
 def same_mask(records: Sequence[AnyRecord]) -> bool:
