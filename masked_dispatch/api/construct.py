@@ -80,7 +80,8 @@ def as_masked_tensor(data: ArrayLike, mask: ArrayLike | None = None) -> MaskedTe
 
     The mask is copied: later writes to it do not show, and writes to the result do not reach it. Data that is already
     masked gives a copy under both masks, as `mask_with` does. A torch.sparse tensor keeps its layout: its specified
-    elements are valid, and duplicates are summed. Its gradient is sparse.
+    elements are valid, zeros and NaN too, and duplicates are summed; a mask can only make some of them invalid. Its
+    gradient is sparse.
 
     Raises as :func:`masked_tensor` does, and ValueError for a sparse tensor with malformed indices.
     """

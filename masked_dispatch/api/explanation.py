@@ -46,18 +46,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What happened in a call. Prints as text.
+    """What happened in a call, or what an operator means. Prints as text.
 
-    name   the function
-    steps  the operator calls with masked arguments, in order; a composite operator comes before the calls it makes
-    error  what the call raised, or ""
-    note   what has to be known about it, or ""
+    name     the function
+    steps    the operator calls with masked arguments, in order; a composite operator comes before the calls it makes
+    error    what the call raised, or ""
+    note     what has to be known about it, or ""
+    meaning  what the function means on masked tensors, if nothing was called
     """
 
     name: str
     steps: tuple[Step, ...]
     error: str = ""
     note: str = ""
+    meaning: str = ""
 
     @property
     def densified(self) -> tuple[Densification, ...]:
@@ -65,6 +67,8 @@ class Explanation:
         return tuple(densification for step in self.steps for densification in step.densified)
 
     def __str__(self) -> str:
+        if self.meaning:
+            return self.meaning
         calls = f"{len(self.steps)} operator call{'' if len(self.steps) == 1 else 's'} on masked tensors"
         dense = f", {len(self.densified)} stored densely" if self.densified else ""
         ends = f", raises {self.error.partition(':')[0]}" if self.error else ""

@@ -29,10 +29,13 @@ def windows(meaning: Meaning, module: nn.Module | None = None) -> Any:
     module   set the meaning for this module's calls instead of a block, whatever scope they are made in. The module is
              returned: ``net = windows("padding", Net())``.
 
-    Inside "padding", reflection, replication and circular padding and fractional pooling of partly valid tensors raise
-    MaskedSemanticsError. The meaning also holds for the backward of what ran in the block, wherever it runs, and for
-    what torch.utils.checkpoint computes again. A function that is compiled with torch.compile may be called inside the
-    block; a module that has a meaning of its own is compiled in parts.
+    Inside "padding", `count_include_pad` counts the padding around the cropped sample, and adaptive pools divide its
+    box into bins. If a box begins between two multiples of the stride, the sample uses the windows of the batch that
+    lie within its own. ``F.pad`` with a constant pads the batch, not each sample. Reflection, replication and circular
+    padding and fractional pooling of partly valid tensors raise MaskedSemanticsError. The meaning also holds for the
+    backward of what ran in the block, wherever it runs, and for what torch.utils.checkpoint computes again. A function
+    that is compiled with torch.compile may be called inside the block; a module that has a meaning of its own is
+    compiled in parts.
 
     Raises ValueError for any other meaning.
     """

@@ -4,12 +4,16 @@
 ``RMSprop``, ``Adadelta`` and ``Rprop`` take what torch's optimizers of these names take, keep the same state under the
 same names, and load each other's state dicts. They differ for a plain parameter with a masked (or torch.sparse)
 gradient: an element without a gradient keeps its value *and its state*. Its momentum does not continue, its averages
-and weights do not decay.
+and weights do not decay. A new state begins at zero, as if every earlier gradient had been 0.
+``zero_grad(set_to_none=False)`` makes a masked gradient invalid, where torch's makes it valid zeros.
 
 Stock optimizers take masked gradients too, because in-place operators on plain tensors are updates. They differ in time
 (their formulas read all of the state) and in the state of elements without a gradient, which decays. Adam and its kind,
-and momentum, keep moving such elements or freeze them; they warn. Optimizers whose formula would give wrong results are
-refused before their step, Adafactor and Muon for masked parameters too (stock.py).
+and RMSprop with momentum, keep moving such elements, and SGD with momentum never moves them again; they warn. Refused
+before their step are Adamax (it would divide 0 by 0), Adadelta (it would move such elements by a quotient of its
+averages), ASGD (its result would depend on `foreach`), SparseAdam (it takes only torch's COO), and Rprop, Adafactor,
+Muon and LBFGS (an element that the gradient lacks when they make their state would never move). Adafactor, Muon and
+SparseAdam refuse partly valid *parameters* too: a step of one element depends on the others.
 
 ASGD, Adafactor, Muon and LBFGS have no such form: ASGD's average of a parameter counts the steps without a gradient,
 the state of Adafactor and Muon belongs to the rows and columns of a matrix instead of its elements, and that of LBFGS

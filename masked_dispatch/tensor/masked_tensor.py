@@ -361,7 +361,8 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     def share_memory_(self) -> MaskedTensor:
         """Move data and mask to shared memory, in place: other processes then see each process's writes.
 
-        The tensor and its views get their own full mask, even if every element is valid.
+        The tensor and its views get their own full mask, even if every element is valid. Results of operations on it
+        get a copy of the mask, which later writes do not change.
         """
         if self._mask_is_a_copy:
             raise MaskedSemanticsError(

@@ -81,7 +81,8 @@ class Conversions(Tensor):
         It stores a row (b, t) if the batch has that position; without an extent, if any of the row's elements is valid,
         and these rows are what is there from then on. Operators on rows (linear, norms, activations, dropout,
         embeddings, losses) then run on the stored rows only, and attention runs one sequence at a time; see
-        docs/semantics.md. `x.to_dense()` restores the padding.
+        docs/packed-models.md. A mask inside a stored row marks its invalid elements. `x.to_dense()` restores the
+        padding.
         """
         return self.to_layout(torch.jagged)
 

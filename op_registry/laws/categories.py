@@ -464,7 +464,8 @@ CHOICE = Category(
 )
 DERIVATIVE = Category(
     "derivative",
-    "what autograd gives for the masked operator that it is the derivative of; masked as its variable is",
+    "what autograd gives for the masked operator that it is the derivative of; masked as its variable is, or all valid "
+    "if the variable is no argument",
     dims=Unknown("they are those of the operator that it is the derivative of"),
     why_dense="the formula of the derivative is written for dense operands",
 )

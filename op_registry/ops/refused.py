@@ -25,11 +25,13 @@ NEW_SIZE = (
 
 @masked_rule(aten.resize_.default, category=REFUSED, reason=UNKNOWN_VALIDITY)
 def resize_(self: Dense, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> Dense:
+    """Refused if there are elements and the size would change. What has no element gets memory with nothing valid."""
     return unchanged_or_refused(aten.resize_.default, self, size, memory_format)
 
 
 @masked_rule(aten.resize_as_.default, category=REFUSED, reason=UNKNOWN_VALIDITY)
 def resize_as_(self: Dense, the_template: Dense, *, memory_format: torch.memory_format | None = None) -> Dense:
+    """As resize_ to the size of the template."""
     return unchanged_or_refused(aten.resize_as_.default, self, the_template.shape, memory_format)
 
 

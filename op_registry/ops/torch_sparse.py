@@ -4,7 +4,10 @@ Law: as the function of the same name outside torch.sparse. In torch.sparse, an 
 a sum, and absent from a softmax. A masked tensor's unspecified elements are invalid, so they are absent from all three,
 which changes no sum. So each rule calls the other function, for any storage of its operands, and returns its result.
 
-A torch.sparse tensor beside a masked one is plain: valid everywhere, and 0 where it specifies nothing.
+Law of torch.sparse operands: a torch.sparse tensor beside a masked one is plain, valid everywhere, and 0 where it
+specifies nothing. The call gives what it gives with ``t.to_dense()``, and stores it densely if
+`masked_dispatch.densify` allows it; torch's own sparse product takes it as it is if it requires no gradient. Functorch
+transforms take COO alone. Nothing can be written to it.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ def _sparse_mm(sparse: Tensor, dense: Tensor) -> Tensor:
 
 @masked_rule(aten._sparse_mm.reduce, category=COMPOSITE, sparse_factors=True)
 def _sparse_mm_reduce(sparse: Tensor, dense: Tensor, reduce: str) -> Tensor:
+    """Refused, but for the sum: nothing keeps the products of a row, of which some are invalid."""
     if reduce == "sum":
         return torch.mm(sparse, dense)
     raise MaskedSemanticsError(

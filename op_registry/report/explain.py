@@ -7,13 +7,17 @@ an entry of torch's operator database, as listed by `coverage`.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.conformance.gaps import TABLE
 from op_registry.conformance.oracles import oracle_for
+from op_registry.laws.inside import rules_inside_functions
 from op_registry.registry import registry
 from op_registry.report import database_calls
 from op_registry.report import sparse_coverage as stored_coverage
@@ -32,25 +36,25 @@ from op_registry.report.explain_storage import (
 from op_registry.report.names import Named, Operator, UnknownName, named, operator_name
 from op_registry.report.python_source import operators_called
 from op_registry.resolve import Meaning, resolve
-from op_registry.rule import Rule, in_dispatcher, packet_name, takes_tensor
+from op_registry.rule import Gap, InsideRule, Rule, in_dispatcher, packet_name, takes_tensor
 from op_registry.schema import single_form
 
-__all__ = ["UnknownName", "explain"]
+__all__ = ["UnknownName", "explain", "gaps_of", "law_of_file", "words_of"]
 
 WIDTH = 120
 HOW = {"each of a list": "the operator on each element of a list"}
 
 
-def explain(name: str, *, samples: bool = True) -> str:
-    """Explain `name`: a paragraph for each rule among its overloads.
+def explain(name: object, *, samples: bool = True) -> str:
+    """Explain `name`, or an operator, a function or a class of torch itself: a paragraph for each of its rules.
 
     With `samples`, the operator's sample calls are run in every sparse layout, which takes some seconds for torch's own
     operators. Raises :class:`UnknownName` (one line, with the nearest names) if nothing has this name.
     """
-    entry = name.replace(".", "_")
     try:
         target = named(name)
     except UnknownName:
+        entry = str(name).replace(".", "_")
         if entry not in database_calls.known():
             raise
         return _of_entry(entry)
@@ -112,8 +116,10 @@ def _of_rule(rule: Rule, meanings: list[Meaning], samples: bool) -> str:
     name = packet_name(base) if base.namespace != "aten" else f"aten.{packet_name(base)}"
     lines = [f"{name.replace('::', '.')} ({', '.join(f._overloadname for f in same.values())}): {rule.category.name}"]
     lines += _row("law", rule.category.law)
+    lines += _meaning(rule)
     lines += _row("rule", f"{rule.where}, run by {name_of(rule.run)} ({where_written(rule.run)})")
-    lines += [f"{'':12s}{line}".rstrip() for line in _notes(rule)]
+    if rule.run is rule.category.run:
+        lines += _row("", notes_of(rule.run).partition("\n\n")[0])
     traits = ", ".join(
         f"{k}={name_of(v) if callable(v) else repr(v)}" for k, v in rule.traits.stated().items() if k != "dims"
     )
@@ -123,14 +129,28 @@ def _of_rule(rule: Rule, meanings: list[Meaning], samples: bool) -> str:
     lines += _storage(base, rule, tried(base, rule) if samples else {})
     lines += _row("oracle", _oracle(base))
     lines += _row("samples", _samples(base, rule))
-    lines += _row("gaps", "; ".join(map(str, _gaps(base, rule))) or "none")
+    lines += _row("gaps", "; ".join(map(str, gaps_of(base, rule))) or "none")
     return "\n".join(lines)
 
 
-def _notes(rule: Rule) -> list[str]:
-    """The docstring of the rule's function; its first paragraph if the function serves a whole category."""
+def law_of_file(rule: Rule) -> list[str]:
+    """The paragraphs in which the file of a built-in rule states a law; they begin with "Law"."""
+    if not rule.is_built_in:
+        return []
+    module = importlib.import_module(rule.where.partition(".")[0].replace("/", "."))
+    return [paragraph for paragraph in (module.__doc__ or "").strip().split("\n\n") if paragraph.startswith("Law")]
+
+
+def words_of(rule: Rule) -> list[str]:
+    """What the rule's own function says it means, by paragraphs; nothing for a rule that only states traits."""
     notes = notes_of(rule.run)
-    return (notes.partition("\n\n")[0] if rule.run is rule.category.run else notes).splitlines()
+    return [] if rule.run is rule.category.run or not notes else notes.split("\n\n")
+
+
+def _meaning(rule: Rule) -> list[str]:
+    """What the file of a rule says, and the rule itself."""
+    of_file, own = (_rows(title, said) for title, said in (("family", law_of_file(rule)), ("means", words_of(rule))))
+    return [*of_file, *own]
 
 
 def _how(meaning: Meaning) -> str:
@@ -183,7 +203,7 @@ def _samples(op: OpOverload, rule: Rule) -> str:
     return "generated from its schema, if it runs on numbers and tensors of one shape; otherwise add @rule.samples"
 
 
-def _gaps(op: OpOverload, rule: Rule) -> Iterable[object]:
+def gaps_of(op: OpOverload, rule: Rule) -> Iterable[Gap]:
     """The named exceptions of the rule, and of the entry of its name in torch's database."""
     return [*rule.gaps, *TABLE.get(op._schema.name.removeprefix("aten::"), ())]
 
@@ -203,10 +223,24 @@ def _of_function(target: Named, samples: bool) -> str:
     if not read and known is None:
         lines += _row("read", "no operator call is found in its source")
     seen = [op for op in known.ops if resolve(op).rule is not None] if known is not None else []
+    for rule in _inside(target.function):
+        lines += _rows("inside", [f"{rule.ops[0]} is {rule.category.name} [{rule.where}]", *words_of(rule)])
     operators: list[Operator] = [*seen] or [op for op in read if isinstance(op, OpOverloadPacket)]
     if len(operators) == 1:
         return "\n".join([*lines, of_operator(operators[0], samples)])
     return "\n".join([*lines, *(f"  {text}" for op in operators for text in _in_short(op))])
+
+
+def _inside(function: Callable[..., object]) -> list[InsideRule]:
+    """The rules that only hold in `function`, or in a module or package that it is in."""
+    function = inspect.unwrap(function)
+    module = f"{function.__module__}."
+    return [
+        rule
+        for rule in rules_inside_functions()
+        if rule.function is function
+        or (isinstance(rule.function, ModuleType) and module.startswith(f"{rule.function_name}."))
+    ]
 
 
 def _of_entry(name: str) -> str:
@@ -221,7 +255,7 @@ def _of_entry(name: str) -> str:
 
 
 def _in_short(op: Operator) -> list[str]:
-    """One line for each rule, or other way of support, among an operator's overloads."""
+    """One line for each rule, or other way of support, among an operator's overloads; and what the rule says."""
     overloads = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
     lines: dict[str, None] = {}
     for overload in overloads:
@@ -230,12 +264,18 @@ def _in_short(op: Operator) -> list[str]:
             rule = meaning.rule
             support = f"{rule.category.name} [{rule.where}]" if rule is not None else meaning.kind
             lines[f"{operator_name(op)}: {support}"] = None
+            for words in (*law_of_file(rule), *words_of(rule)) if rule is not None else ():
+                lines.update(dict.fromkeys(_wrapped(f"  {words}", "  ")))
     return list(lines)
 
 
 def _row(title: str, text: str) -> list[str]:
     """A titled paragraph; no lines if there is no text."""
     return [f"  {title if n == 0 else '':10s}{line}" for n, line in enumerate(_wrapped(text, ""))] if text else []
+
+
+def _rows(title: str, paragraphs: Iterable[str]) -> list[str]:
+    return [line for n, text in enumerate(paragraphs) for line in _row("" if n else title, text)]
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -104,10 +104,17 @@ Way = ForRule | OnCall | Callable[..., Any]
 def _titled(way: Way, shared: str = "") -> str:
     """What a function of a lowering does, and where it is defined; for one that supports no call, its reason."""
     run = way.run if isinstance(way, (ForRule, OnCall)) else way
-    if getattr(run, "__code__", None) is never("").__code__:
-        return f"stored densely: {inspect.getclosurevars(run).nonlocals['reason']}"
+    if (reason := never_reason(way)) is not None:
+        return f"stored densely: {reason}"
     summary = first_sentence(run) or written_as(run).__qualname__.replace(".<locals>", "")
     return f"{summary} ({where_written(run)}{shared})"
+
+
+def never_reason(way: Way) -> str | None:
+    """Why a function of a lowering supports no call; None if it supports some."""
+    run = way.run if isinstance(way, (ForRule, OnCall)) else way
+    is_never = getattr(run, "__code__", None) is never("").__code__
+    return str(inspect.getclosurevars(run).nonlocals["reason"]) if is_never else None
 
 
 def without_lowering(rule: Rule) -> str:

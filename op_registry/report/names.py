@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import resolve_name
 
 from op_registry.registry import registry
 
@@ -75,8 +76,13 @@ class Named:
     function: Callable[..., Any] | None = None
 
 
-def named(name: str) -> Named:
-    """What `name` refers to. Raises :class:`UnknownName` if nothing has this name."""
+def named(name: object) -> Named:
+    """What `name` refers to: a name, or an operator, a function or a class of torch itself.
+
+    Raises :class:`UnknownName` if nothing has this name, or if the function or class is not torch's.
+    """
+    if not isinstance(name, str):
+        return _of_object(name)
     plain = name.strip().replace("::", ".").removeprefix("torch.ops.")
     for short, whole in SHORT.items():
         if plain.startswith(short):
@@ -91,6 +97,20 @@ def named(name: str) -> Named:
             if hasattr(_attribute(namespace), plain):
                 return _of_torch(f"{namespace}.{plain}")
     raise unknown(name)
+
+
+def _of_object(value: Any) -> Named:
+    """What a function or a class of torch refers to, by a public name of it; an operator by its own."""
+    if isinstance(value, (OpOverload, OpOverloadPacket)):
+        return Named(operator_name(value), value)
+    own_name = getattr(value, "__qualname__", "")
+    path = resolve_name(value) or f"{getattr(value, '__module__', None)}.{own_name}"
+    for owner in ("torch", "torch.nn", "torch.masked"):
+        if getattr(_attribute(owner), own_name, None) is value:
+            path = f"{owner}.{own_name}"
+    if not path.startswith("torch."):
+        raise UnknownName(f"{path} is not torch's own")
+    return _described(path, value)
 
 
 def operator_named(name: str) -> Operator | None:
@@ -123,6 +143,11 @@ def _of_torch(path: str) -> Named:
         attribute = _attribute(path)
     except (AttributeError, RuntimeError):
         raise unknown(path) from None
+    return _described(path, attribute)
+
+
+def _described(path: str, attribute: Any) -> Named:
+    """What an attribute of torch is, whose full name is `path`."""
     if isinstance(attribute, (OpOverload, OpOverloadPacket)):
         return Named(operator_name(attribute), attribute)
     if isinstance(attribute, property):

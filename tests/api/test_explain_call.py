@@ -14,6 +14,8 @@ import torch.nn.functional as F
 import masked_dispatch as md
 from explained_operands import stored, x
 from masked_dispatch.densification import Densification, collecting, on_densify
+from op_registry.laws.inside import rules_inside_functions
+from op_registry.report.explain import law_of_file, words_of
 
 aten = torch.ops.aten
 STORED = ["dense", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged"]
@@ -72,6 +74,35 @@ def test_a_function_of_ones_own_a_module_and_a_list() -> None:
     (step,) = md.explain(torch._foreach_add, [x(), x()], 1.0).steps
     assert step.served == "the operator on each element of its lists"
     assert [s.op for s in md.explain(torch.cat, [x(), torch.ones(1, 4)]).steps] == [aten.cat.default]
+
+
+def in_one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def test_without_arguments_it_says_what_a_function_of_torch_means() -> None:
+    said = md.explain(torch.sort)
+    assert (said.name, said.steps, said.error) == ("torch.sort", (), "")
+    assert "law       valid elements in order, first, in both directions" in str(said)
+    assert "equal elements keep the order of the input" in in_one_line(said)
+    assert "An invalid element of the initial state counts as 0" in in_one_line(md.explain(torch.nn.LSTM))
+    assert "where `mask=` itself selects nothing" in in_one_line(md.explain(torch.masked.mean))
+    assert "torch.Tensor.add_ is aten.add_" in str(md.explain(torch.Tensor.add_))
+    assert len(md.explain(lambda: x().sum()).steps) == 1
+    assert "TypeError" in md.explain(torch.nn.Linear(4, 2)).error
+
+
+def test_everything_that_a_rule_says_is_explained() -> None:
+    for op in md.registry:
+        rule = md.registry.get(op)
+        assert rule is not None
+        text = in_one_line(md.explain(op))
+        missing = [said for said in (*law_of_file(rule), *words_of(rule)) if in_one_line(said) not in text]
+        assert missing == [], op
+    for inside in rules_inside_functions():
+        if callable(inside.function):
+            text = in_one_line(md.explain(inside.function))
+            assert [said for said in words_of(inside) if in_one_line(said) not in text] == [], inside
 
 
 def test_where_no_masked_tensor_takes_part() -> None:

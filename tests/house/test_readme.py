@@ -144,6 +144,21 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in LINK.findall(prose_of(page)) if not (page.parent / link).exists()] == []
 
 
+def sections_of(page: Path) -> set[str]:
+    """The names that the site gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    ascii_only = [heading.encode("ascii", "ignore").decode() for heading in plain]
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in ascii_only}
+
+
+@every_page
+def test_links_to_a_section_lead_to_one(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:\s]*)#([^)\s]+)\)", prose_of(page))
+    there = {target: sections_of(page.parent / target if target else page) for target, _ in links}
+    assert [(target, section) for target, section in links if section not in there[target]] == []
+
+
 @every_page
 def test_names_that_a_page_names_can_be_imported(page: Path) -> None:
     assert [name for name in DOTTED_NAME.findall(prose_of(page)) if not resolves(name)] == []

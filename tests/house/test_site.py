@@ -12,9 +12,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 import masked_dispatch
 from masked_dispatch.tensor import colours
+from masked_dispatch.versions import TESTED
+from op_registry.laws.inside import rules_inside_functions
+from op_registry.report.explain import law_of_file, words_of
 from pages import FENCED, LONGEST_LINE, ON_THE_SITE, name_of, text_of
 from repository import ROOT
 
@@ -85,6 +89,30 @@ def test_the_site_has_every_page() -> None:
     assert not shown & linked
     texts = [(ROOT / "docs" / page).read_text(encoding="utf-8") for page in shown]
     assert [page for page in linked if not any(f"]({page})" in text for text in texts)] == []
+
+
+def test_the_semantics_can_be_read_from_top_to_bottom() -> None:
+    """It defines principles and families; what one operator means is on the page that is written from the rules."""
+    assert len((ROOT / "docs/semantics.md").read_bytes()) <= 40_000
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(TESTED[0]), reason="it lists the operators of the oldest torch")
+def test_the_page_of_operators_is_as_written_from_the_rules() -> None:
+    """``python docs/extensions/operators.py`` writes it again."""
+    assert (ROOT / "docs/operators.md").read_text(encoding="utf-8") == extension("operators").page()
+
+
+def test_the_page_of_operators_has_every_rule_and_everything_that_it_says() -> None:
+    def words(text: str) -> str:
+        return " ".join(re.sub(r"[\\`]|:\w+:", "", text).split())
+
+    page = words((ROOT / "docs/operators.md").read_text(encoding="utf-8"))
+    rules = [*masked_dispatch.registry.rules(), *rules_inside_functions()]
+    assert sum(bool(words_of(rule)) for rule in rules) > 200
+    for rule in rules:
+        names = [op._schema.name.removeprefix("aten::").replace("::", ".") for op in rule.ops]
+        missing = [said for said in (*names, *law_of_file(rule), *words_of(rule)) if words(said) not in page]
+        assert missing == [], rule
 
 
 def test_every_family_of_the_semantics_has_an_example() -> None:

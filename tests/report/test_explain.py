@@ -186,7 +186,7 @@ def test_everything_about_an_operator() -> None:
     text = explain("torch.cumsum")
     assert text.startswith("torch.cumsum is aten.cumsum.\naten.cumsum (default): scan\n")
     said = rows(text)
-    assert list(said) == ["law", "rule", "traits", "dims", "serves", "lowering", "oracle", "samples", "gaps"]
+    assert list(said) == ["law", "family", "rule", "traits", "dims", "serves", "lowering", "oracle", "samples", "gaps"]
     assert said["law"].startswith("at valid positions what torch gives")
     assert re.match(
         r"op_registry/ops/scans/rules.py:\d+, run by run_scan \(op_registry/laws/categories.py:\d+\) The op",

@@ -3,7 +3,8 @@
 Law: softmax over the keys that share a valid feature with the query; each output feature is the sum over the keys whose
 value is valid in it. `attn_mask` and `is_causal` restrict the keys further. An output is valid where the query has a
 valid feature and at least one permitted key shares a feature with it and has a valid value in that output feature. A
-query that `attn_mask` alone leaves without keys has torch's result, valid.
+query that `attn_mask` alone leaves without keys has torch's result, valid. In packed batches, `is_causal` compares the
+time steps of the padded batch, counted from 0 in queries and keys alike, and not the rows in storage.
 
 With invalid features filled with 0, scores are already sums over shared valid features, and outputs are sums over valid
 values, so that torch's fused kernels can be used: only keys that share no feature with a query must be excluded, by
@@ -257,7 +258,10 @@ def _scaled_dot_product_attention_math(c: Bound) -> tuple[Dense, Dense]:
     takes_op=True,
 )
 def kernels_of_other_devices(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """scaled_dot_product_attention chooses one of them and gives it a mask in the form that it needs."""
+    """Refused if an operand is partly valid: each of these kernels has its own way to leave out keys.
+
+    scaled_dot_product_attention chooses one of them, and gives it a mask in the form that it takes.
+    """
     for record in records_in((*args, *kwargs.values())):
         if not known_all_valid(record):
             raise MaskedSemanticsError(

@@ -3,7 +3,7 @@
 Law: that of matmul.py for each group. ``offs`` says where groups end: of the rows of a matrix `self`, of the columns of
 a matrix `mat2`, or of the contracted dimension if both are matrices. torch leaves rows and columns after the last group
 uninitialised, in the result and in the gradient, so they are invalid here. A group without elements sums nothing: 0,
-valid.
+valid. An invalid offset is refused: it is unknown then where a group ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Fused optimizer steps: Adam, AdamW, SGD and Adagrad with fused=True.
 
 Law: torch's single-tensor formula (foreach=False), whose statements are in-place operators. Each of them updates a
-plain tensor, in which positions without a gradient keep their value, or is written back to a masked one. So these rules
-are composite: they get the tensors themselves, not records.
+plain tensor, in which positions without a gradient keep their value, or is written back to a masked one. So validity,
+and which elements change, follow from each statement and not from the step as a whole. torch's fused kernel is not
+called if a tensor of the lists is masked, even if all its elements are valid.
+
+So these rules are composite: they get the tensors themselves, not records.
 
 Fused operators differ from that formula in three ways: they divide gradients by `grad_scale` in place, skip the step
 where `found_inf` is 1, and get `state_steps` that already count this step, which the formula counts itself.

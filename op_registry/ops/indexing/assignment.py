@@ -1,9 +1,11 @@
 """Writing by index.
 
 Law: the written element takes the value **and the validity** of the source; an invalid index writes nothing. So the
-validity is written just like the data, by the same operator. (`index_fill` is elementwise instead: it never revives an
-element, and an invalid fill value invalidates only what it fills.) Writes with an invalid index go to a spare slot past
-the end, which is dropped afterwards.
+validity is written just like the data, by the same operator. `index_fill` is elementwise instead, as `masked_fill` is:
+it never revives an element, and an invalid fill value invalidates only what it fills. So a buffer that nobody has
+written stays invalid; write ``buffer[index] = value``.
+
+Writes with an invalid index go to a spare slot past the end, which is dropped afterwards.
 
 Invalid source values are filled before they are written: for repeated indices torch does not specify which write wins.
 """

@@ -2,6 +2,12 @@
 
 Law: an output is a row of the weight, valid where the index is and the row's elements are. An invalid index is never
 looked up, and contributes no gradient. A bag is a reduction over the valid elements of its rows.
+
+Law of sparse gradients: with ``sparse=True`` and masked indices or weights of samples, the gradient of a plain table is
+masked, stored sparsely, and has a whole row for each row that a valid lookup reads. A lookup is valid if its index is
+valid and not the padding's, and its sample's weight (if any) is valid. Lookups of one row accumulate. With plain
+indices, in graphs and inside functorch transforms, the table gets the gradient that torch itself computes; in the
+forward of a DistributedDataParallel, a torch.sparse tensor with the same rows, the only kind that its reducer takes.
 """
 
 from __future__ import annotations
@@ -131,7 +137,10 @@ SUM, MEAN, MAX = 0, 1, 2
     dims=Unknown("bags of several lengths lie in one dimension"),
 )
 def embedding_bag(c: Bound) -> tuple[Dense, ...]:
-    """Sum, mean or maximum of each bag's valid elements; a bag that is empty or all padding is 0, as in torch."""
+    """Sum, mean or maximum of each bag's valid elements; a bag that is empty or all padding is 0, as in torch.
+
+    Refused if an offset is invalid: it is unknown then where a bag begins.
+    """
     weight, indices, offsets, per_sample_weights = c.weight, c.indices, c.offsets, c.per_sample_weights
     if all_valid(*c.named.values()) and not (c.sparse and gradient_can_be_sparse(weight.data, indices.data)):
         return tuple(Dense(t) for t in c.map(data_of, Dense).applied(c.op))

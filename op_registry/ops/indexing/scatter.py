@@ -238,7 +238,10 @@ def segment_reduce(
     unsafe: bool = False,
     initial: Number | None = None,
 ) -> Dense:
-    """Reductions of consecutive segments; an initial value is a valid contribution to each."""
+    """Reductions of consecutive segments; an initial value is a valid contribution to each.
+
+    Refused if `lengths` or `offsets` are partly invalid: it is unknown then where a segment begins.
+    """
     bounds: dict[str, Tensor | None] = {}
     for name, bound in (("lengths", lengths), ("indices", indices), ("offsets", offsets)):
         if bound is not None and not known_all_valid(bound):

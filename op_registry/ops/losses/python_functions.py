@@ -2,6 +2,10 @@
 
 Law: the size is the number of valid elements. One operator in the function's body gets a rule that makes up for the
 division that follows it; where no mask is stored its factor is exactly 1.
+
+Law of nn.AdaptiveLogSoftmaxWithLoss: the loss is the mean over the valid rows, those with a valid target and a valid
+element of the input; the output of another row is invalid. With partly invalid targets a plain input is refused,
+because the module makes its output from it: pass as_masked_tensor(input).
 """
 
 from __future__ import annotations

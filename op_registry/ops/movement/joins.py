@@ -3,6 +3,10 @@
 Law of joins: each element keeps its validity. Law of `where`: the chosen branch; valid where the condition and the
 chosen branch are, so ``where(mask, x, 0)`` imputes. The branch that is not chosen has no influence, not even in
 backward, because torch's derivative of `where` selects and never multiplies.
+
+Law of `where` in sparse storage: with a sparse condition, the result stores what the condition stores; with a dense one
+and sparse branches, what the chosen branch stores. If a branch is dense too, the result is dense; where broadcasting
+makes it larger than every dense operand, the sparse operands count as stored densely.
 """
 
 from __future__ import annotations

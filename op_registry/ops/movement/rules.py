@@ -88,7 +88,10 @@ def repeat(x: Dense, repeats: Sequence[int]) -> Dense:
 
 @masked_rule(aten.repeat_interleave.Tensor, category=MOVEMENT, plain=(0,), dims=Equation("r->N"))
 def repeat_interleave(repeats: Dense, *, output_size: int | None = None) -> Tensor:
-    """The index of the element at each position of the result; an element with an invalid repeat count is left out."""
+    """The index of the element at each position of the result; an element with an invalid repeat count is left out.
+
+    So with `output_size=`, a call with an invalid count is refused: the result would not have this size.
+    """
     if output_size is not None and not known_all_valid(repeats):
         raise MaskedSemanticsError(
             f"repeat_interleave was given output_size={output_size}, but some of the {repeats.shape[0]} repeats are "

@@ -30,6 +30,7 @@ def answered(function: Run | ModuleType, op: OpOverload, of_nothing: bool) -> No
 
     @inside(function, op, category=REDUCTION)
     def answer(self: Dense) -> Dense:
+        """Where nothing is valid, torch's answer for an empty tensor."""
         return Dense(op(self.filled(of_nothing)))
 
     @answer.lowering(Sparse)

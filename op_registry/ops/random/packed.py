@@ -1,7 +1,7 @@
 """Dropout on packed batches, drawn for the padded batch.
 
 Storage does not change the stream of random numbers: numbers are drawn for every element of the padded batch, and the
-stored rows use theirs (docs/semantics.md). Only packed storage guarantees that the padded batch is of a moderate size.
+stored rows use theirs (rules.py). Only packed storage guarantees that the padded batch is of a moderate size.
 """
 
 from __future__ import annotations

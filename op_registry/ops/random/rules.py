@@ -4,6 +4,11 @@ Law: as torch, drawn for every element, so that masks don't change the stream of
 is. Values under the mask must not change the stream either, nor make the call raise, so invalid parameters of a
 distribution are filled with a value that is always allowed.
 
+Law of dropout: of a packed batch, it draws for the padded batch, in its shape and order. So with one seed the same
+elements, and inside attention the same weights, are dropped in every layout. (But for a padded batch that is not
+contiguous, as the attention of torch.nn returns one: torch draws in memory order.) In the other sparse layouts, dropout
+needs dense storage.
+
 The in-place generators (`normal_`, `uniform_` …) are assignments: they are written back from their functional forms,
 whose results are valid everywhere.
 """

@@ -1,6 +1,8 @@
 """Packed sequences: the operators of pack_padded_sequence, pad_packed_sequence and pad_sequence.
 
-Law: a step moves with its validity, and padding is valid. Lengths must be valid.
+Law: a step moves with its validity. The padding that these functions add is valid, because `padding_value` is a number
+that the caller chose; `masked_dispatch.pad_sequence` adds padding that is not there. An invalid length is refused: it
+is unknown then where a sequence ends.
 """
 
 from __future__ import annotations

@@ -3,14 +3,17 @@
 Law: a scan over time. A step of a row is valid where at least one of its features is; its products sum over the valid
 features, as in any contraction. An invalid step leaves the state unchanged, so that outputs at valid steps are torch's
 on the row with its invalid steps removed, in both directions and in every layer. `h_n` and `c_n` are the state after
-the last valid step, invalid for a row without one. An output is valid where its step is. An invalid element of the
-initial state counts as 0, torch's default.
+the last valid step, invalid for a row without one, even if the caller gave an initial state. (Between chunks of a
+sequence, pass on ``torch.where(h_n.get_mask(), h_n, h_0)``.) An output is valid where its step is. An invalid element
+of the initial state counts as 0, torch's default, and makes no output invalid. The dropout between layers draws a
+number for every position, and of packed sequences for every packed step.
 
-A cell is one such step. Its result is the new state where the step is valid, and elsewhere the old state with its
-validity. So a loop over a cell gives the same results as the layer.
+Law of cells: a cell is one such step. Its result is the new state where the step is valid, and elsewhere the old state
+with its validity. So a loop over a cell gives the same results as the layer.
 
-Invalid weights and biases follow the law of contractions, unit by unit: a step is valid for a unit where each of its
-gates has a pair of valid factors in both products, and valid biases.
+Law of parameters: invalid weights and biases follow the law of contractions, unit by unit. A unit takes a step where
+each of its gates has a pair of valid factors in both products, and valid biases. Elsewhere it keeps its state, its
+output is invalid, and a projection (`proj_size`) leaves this output out.
 """
 
 from __future__ import annotations
@@ -271,7 +274,7 @@ def stacked(c: Bound, x: Dense, drop: Callable[[Tensor], Tensor]) -> list[Dense]
 
 
 def on_padded(c: Bound) -> Any:
-    """The operator itself if all steps are valid; also if there are none, for torch's own errors and results."""
+    """Over the valid steps; the operator itself if all are valid, or if there are none, as torch then decides."""
     if all_valid(c.input, *c.params) or 0 in c.input.shape[:2]:
         return results_like(c.map(zero_filled, Dense).applied(c.op), None)
 

@@ -4,11 +4,13 @@ Law: the operator that the function is named after, over the elements that are v
 where there is such an element, and also where `mask=` itself selects nothing: the result is then torch's value. An
 invalid element of `mask=` makes the element that it belongs to invalid.
 
-The functions of torch.masked are written in Python. Decomposed into operators they would count by summing tensors of
-ones that they create, and find the argmax among the fills. So each is one operator here, `torch.ops.torch_masked`,
-whose plain kernel is torch's function. The others (cumsum, cumprod, softmax, log_softmax, softmin, normalize,
-logaddexp) are right as compositions of operators: elements that `mask=` excludes take part as the identity, and are
-valid.
+Law of the others (cumsum, cumprod, softmax, log_softmax, softmin, normalize, logaddexp): that of the operators which
+they call. Elements that `mask=` excludes take part as the identity, such as 0 for cumsum. They are valid where the
+input is, but their own results have no meaning, as torch documents.
+
+The functions of torch.masked are written in Python. Decomposed into operators, the reductions would count by summing
+tensors of ones that they create, and find the argmax among the fills. So each is one operator here,
+`torch.ops.torch_masked`, whose plain kernel is torch's function.
 """
 
 from __future__ import annotations

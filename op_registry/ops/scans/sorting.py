@@ -7,8 +7,10 @@ One stable sort of data with arbitrary fills, then a stable move of the valid el
 sorts behind valid infinities, NaN and extreme integers. (Where one sorts behind all that is valid, the sort is enough.)
 Values are gathered from the input, so that gradients go where the indices point.
 
-Which of equal elements torch names is open, and depends on the kernel that it takes. Where every element is valid, that
-is asked of torch; in other slices, and in graphs, where masks are not known, equal elements keep their order.
+Law of equal elements: which of their indices sort, topk, kthvalue and mode give is open in torch, and depends on the
+kernel. Where every element is valid, even if a mask is stored, torch's own kernel chooses. In a partly valid input, in
+a graph, and on a device where reading a mask would wait, equal elements keep the order of the input. No more is
+promised.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def refuse_dtype(op: OpOverload, x: Dense, *args: Any) -> None:
 def sort(
     op: OpOverload, x: Dense, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> tuple[Dense, Dense]:
-    """Stable, whether requested or not."""
+    """Stable where a slice is partly valid, whether requested or not."""
     if x.ndim == 0:
         values, index = aten.sort(x.data, dim, descending)
         return x.like(values), x.like(index)
@@ -237,7 +239,7 @@ def mode(op: OpOverload, x: Dense, dim: int = -1, keepdim: bool = False) -> tupl
     aten.bucketize.Tensor, aten.bucketize.Scalar, category=ELEMENTWISE, takes_op=True, dims=Equation("*,S->*", "S->")
 )
 def bucketize(op: OpOverload, x: Dense | float, boundaries: Dense, **options: bool) -> Dense:
-    """Elementwise in the input; every boundary must be valid."""
+    """Elementwise in the input. Refused if a boundary is invalid: the order of the boundaries is unknown then."""
     require_all_valid(op, boundaries)
     return positions_of(x, op(x.data if isinstance(x, Dense) else x, boundaries.data, **options))
 
@@ -257,7 +259,7 @@ bucketize.lowering(Permuted)(NEEDS_WHOLE_SEQUENCE)
 def searchsorted(
     op: OpOverload, sequence: Dense, x: Dense | float, *, sorter: Dense | None = None, **options: bool | str | None
 ) -> Dense:
-    """Elementwise in the input; the whole sequence must be valid."""
+    """Elementwise in the input. Refused if an element of the sorted sequence is invalid: its order is unknown then."""
     require_all_valid(op, sequence)
     if sorter is not None:
         require_all_valid(op, sorter)

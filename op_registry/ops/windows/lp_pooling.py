@@ -26,6 +26,7 @@ aten = torch.ops.aten
 def lp_pool1d(
     self: Dense, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False
 ) -> Dense:
+    """The sum of the window's valid elements, divided by what torch multiplies it with afterwards."""
     kernel, step, edge = (1, *kernel_size), (1, *(stride or kernel_size)), (0, *padding)
     share = share_of_window(aten.avg_pool2d.default, with_row(self), kernel, step, edge, ceil_mode)
     return without_row(share)
@@ -33,11 +34,13 @@ def lp_pool1d(
 
 @inside(torch.nn.functional.lp_pool2d, aten.avg_pool2d.default, category=POOLING)
 def lp_pool2d(self: Dense, kernel_size: Sizes, *window: Any) -> Dense:
+    """The sum of the window's valid elements, divided by what torch multiplies it with afterwards."""
     return share_of_window(aten.avg_pool2d.default, self, kernel_size, *window)
 
 
 @inside(torch.nn.functional.lp_pool3d, aten.avg_pool3d.default, category=POOLING)
 def lp_pool3d(self: Dense, kernel_size: Sizes, *window: Any) -> Dense:
+    """The sum of the window's valid elements, divided by what torch multiplies it with afterwards."""
     return share_of_window(aten.avg_pool3d.default, self, kernel_size, *window)
 
 

@@ -10,7 +10,7 @@ from packed_batches import D, H, batch
 
 
 def test_dropout_in_torchs_own_encoder_layer():
-    """Torch draws in memory order, which changes within the layer; packed batches have one order (semantics.md)."""
+    """Torch draws in memory order, which changes within the layer; packed batches have one order (operators.md)."""
     torch.manual_seed(3)
     layer = nn.TransformerEncoderLayer(D, H, 8, 0.4, batch_first=True).double()
     x = batch("padding", D).to_packed()
