@@ -3,7 +3,8 @@
 Law: `*_like` gives torch's result under the mask of the input. `new_zeros`, `new_ones` and `new_full` are masked and
 valid everywhere. Uninitialised elements are invalid: the results of `empty_like`, `new_empty` and `new_empty_strided`
 have no valid element until one is written. So a function that allocates a buffer from its masked argument and fills it
-slice by slice keeps the mask, and nobody observes unwritten memory. `linspace` and `logspace` between tensors are valid
+slice by slice keeps the mask, and nobody observes unwritten memory. (In a compiled region, such a buffer stores its
+mask in full.) `linspace` and `logspace` between tensors are valid
 where both ends are.
 
 `zero_` and `fill_` are assignments: they are written back from `zero` and `fill`, whose results take the validity of

@@ -4,6 +4,12 @@ Law: as torch, drawn for every element, so that masks don't change the stream of
 is. Values under the mask must not change the stream either, nor make the call raise, so invalid parameters of a
 distribution are filled with a value that is always allowed.
 
+Law of torch.distributions of vectors and matrices: a constructor makes a row (`loc`, `cov_diag`) or a matrix with an
+invalid element invalid as a whole, Wishart's also where `df` is invalid. It copies such a parameter alone. So do
+`log_prob` of LKJCholesky (with matrices) and of LowRankMultivariateNormal (with rows), and the transforms
+PositiveDefiniteTransform, CorrCholeskyTransform and StickBreakingTransform. Draws, `log_prob`, moments, `kl_divergence`
+and entropy of that one distribution of a batch are then invalid, but for the entropy if the hole is in `loc`.
+
 Law of dropout: of a packed batch, it draws for the padded batch, in its shape and order. So with one seed the same
 elements, and inside attention the same weights, are dropped in every layout. (But for a padded batch that is not
 contiguous, as the attention of torch.nn returns one: torch draws in memory order.) In the other sparse layouts, dropout
