@@ -183,9 +183,9 @@ def _check_joined(factor: Factor, gone: Sequence[int], dim: int, name: str) -> N
 
 
 def check_holds(condition: Tensor, error: MaskedSemanticsError) -> None:
-    """Raise an error unless a condition holds everywhere; in a graph, when it runs."""
+    """Raise an error unless a condition holds everywhere; in a graph, when it runs, RuntimeError with its name."""
     if being_traced(condition) or recording():
-        assert_when_run(condition, str(error))
+        assert_when_run(condition, f"{type(error).__name__}: {error}")
     elif not bool(values_of(condition).all()):
         raise error
 
@@ -226,7 +226,7 @@ def _check_places(a: Sequence[Factor], b: Sequence[Factor], dim: int, words: tup
         | ~(valid | others)
     )
     if traced:
-        assert_when_run(at_same, _different_places(words))
+        check_holds(at_same, MaskedSemanticsError(_different_places(words)))
         return
     at_same, valid, others = map(values_of, (at_same, valid, others))
     if bool(at_same.all()):

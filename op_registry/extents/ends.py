@@ -132,9 +132,6 @@ def _kept(there: Tensor) -> dict[Any, Any] | None:
     return {} if there.is_inference() else kept_with(there)
 
 
-def differs(there: Tensor, dim: int) -> bool:
-    """Whether a boolean differs along a dimension; True in a graph, which cannot know."""
-    return (
-        read_once(there, ("differs", dim), lambda t: t.numel() > 0 and bool((t != t.narrow(dim, 0, 1)).any()))
-        is not False
-    )
+def differs(there: Tensor, dim: int) -> bool | None:
+    """Whether a boolean differs along a dimension; None in a graph, which cannot know."""
+    return read_once(there, ("differs", dim), lambda t: t.numel() > 0 and bool((t != t.narrow(dim, 0, 1)).any()))

@@ -14,7 +14,7 @@ from op_registry.dimensions.movements import AtIndices, Indexed
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.dimensions.views import View
 from op_registry.extents import slices
-from op_registry.extents.combine import check_meetings, combined
+from op_registry.extents.combine import check_holds, check_meetings, combined
 from op_registry.extents.ends import differs
 from op_registry.extents.factors import (
     SAMPLES,
@@ -116,8 +116,12 @@ def read(call: Bound, first: str, factor: Factor, labels: Labels) -> Factor:
         there = torch.where(as_bool(read.validity), there, 1)
     known = list(_known_of_read(first, factor, labels))
     for d in _differing(call, first, factor, labels):
-        if differs(there, d):
-            numbered = any(numbers_positions(f.along[n]) for n, f in _along(call, labels, labels.results[0][d]))
+        numbered = any(numbers_positions(f.along[n]) for n, f in _along(call, labels, labels.results[0][d]))
+        found = differs(there, d)
+        if found is None and not numbered:  # (a graph would take features for samples)
+            why = f"along dimension {d} of its result some indices read padding and others do not, in a graph"
+            check_holds(as_bool(there) == as_bool(there).any(d, keepdim=True), refuse(call, why))
+        elif found is not False:
             known[d] = SCATTERED if numbered else SAMPLES
     return Factor(tuple(known), narrowed(there, known))
 

@@ -227,3 +227,29 @@ def test_sizes_that_depend_on_data() -> None:
         assert found.get_mask().equal(want.get_mask())
         assert found.extent.equal(want.extent)
         assert found.to_tensor(0).equal(want.to_tensor(0))
+
+
+def test_features_that_are_read_by_index_are_no_samples() -> None:
+    x = md.padded(
+        md.masked_tensor(
+            torch.tensor([[[2.0, 1], [1, 2], [0, 0]]]), torch.tensor([[[1], [1], [0]]]).bool().expand(1, 3, 2)
+        ),
+        dim=1,
+    )
+
+    def steps(x: Tensor) -> Tensor:
+        ordered = x.gather(1, x.argsort(dim=1, stable=True))
+        return torch.stack([ordered[:, t] @ torch.ones(2, 2) for t in range(3)], 1)
+
+    found = torch.compile(steps, fullgraph=True, backend="aot_eager")(x)
+    assert found.extent.equal(steps(x).extent)
+
+    def read(x: Tensor, index: Tensor) -> Tensor:
+        return x.gather(1, index)
+
+    index = torch.tensor([[[0, 2]]])
+    assert read(x, index).extent.tolist() == [[[True, False]]]
+    with pytest.raises(
+        RuntimeError, match="MaskedSemanticsError: gather: along dimension 2 of its result some indices"
+    ):
+        torch.compile(read, fullgraph=True, backend="aot_eager")(x, index)
