@@ -117,7 +117,7 @@ def is_prefix(along: Along) -> bool:
 def as_positions(along: Along) -> Along:
     """A dimension merged of positions and of what lies within each of them: it numbers positions as well."""
     if isinstance(along, Merged):
-        first, *rest = [part for size, part in along.parts if not (part is None and size == 1)] or [None]
+        first, *rest = [part for size, part in along.parts if not (part is None and known_to_hold(size == 1))] or [None]
         if isinstance(first, Positions) and not any(part is not None for part in rest):
             return Positions(first.contiguous, first.from_start, nonempty=first.nonempty)
     return along

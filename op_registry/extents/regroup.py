@@ -115,10 +115,11 @@ def _moved(
     shape: list[int] = []
     for size, dim in zip(there.shape, operand, strict=True):
         parts = atoms(dim)
-        shape += [1] * len(parts) if size == 1 else [size] if len(parts) == 1 else [sizes[a] for a in parts]
+        one = known_to_hold(size == 1)
+        shape += [1] * len(parts) if one else [size] if len(parts) == 1 else [sizes[a] for a in parts]
     there = narrowed(there.reshape(shape), [known.get(a) for a in labels])
     order = [a for dim in result for a in atoms(dim)]
-    gone = [n for n, a in enumerate(labels) if a not in order and there.shape[n] != 1]
+    gone = [n for n, a in enumerate(labels) if a not in order and not known_to_hold(there.shape[n] == 1)]
     if gone:
         there = as_int8(there.amax(gone, keepdim=True) if there.numel() else there.any(gone[0], keepdim=True))
     # (a label may stand for two dimensions of a result, if the factor depends on neither)
@@ -139,7 +140,9 @@ def _moved(
 
 
 def _wide(there: Tensor, operand: Sequence[Dimension]) -> list[Label]:
-    return [a for size, dim in zip(there.shape, operand, strict=True) if size != 1 for a in atoms(dim)]
+    return [
+        a for size, dim in zip(there.shape, operand, strict=True) if not known_to_hold(size == 1) for a in atoms(dim)
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- other sizes

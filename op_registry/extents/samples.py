@@ -309,7 +309,7 @@ def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense
     given = [f for each in of_sample for f in each]
     depends = {d for f in given for d in f.depends}
     there = there.expand(result.shape) if there.ndim < result.ndim else there
-    others = [d for d in range(result.ndim) if d not in depends and there.shape[d] != 1]
+    others = [d for d in range(result.ndim) if d not in depends and not known_to_hold(there.shape[d] == 1)]
     there = as_int8(there.amax(others, keepdim=True)) if others and there.numel() else there
     along = tuple(SAMPLES if d in depends else None for d in range(result.ndim))
     return Factor(along, there, not depends and any(f.step for f in given))
