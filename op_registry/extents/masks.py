@@ -104,8 +104,9 @@ def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
     if all(extent is extents[0] for extent in extents) and same_mask(records):
         return with_extent(total, extents[0])
     given = [factors_of(record) for record in records]
+    kinds = {tuple(tuple(map(maybe_empty, factor.along)) for factor in factors) for factors in given}
     first = given[0]
-    if any(len(factors) != 1 or factors[0].along != first[0].along for factors in given) or len(first) != 1:
+    if len(kinds) > 1 or len(first) != 1:
         raise MaskedSemanticsError(
             "accumulate: its operands know by different dimensions which of their positions are there. Sum tensors "
             "with one kind of padding, or x.without_extent()."
@@ -113,7 +114,7 @@ def united(total: AnyRecord, records: Sequence[AnyRecord]) -> Any:
     there = first[0].there
     for factors in given[1:]:
         there = there | factors[0].there
-    known = known_of_union(first[0].along)
+    known = known_of_union(first_known([factors[0] for factors in given]))
     return with_extent(total, extent_of([Factor(known, there)], is_mask=False))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -232,3 +233,13 @@ def test_a_sum_in_a_hook_or_a_backward_is_elementwise() -> None:
     y.register_hook(lambda gradient: seen.append(a + b))
     y.sum().backward()
     assert [shown(s) for s in seen] == [[11, None, None, None]] * 2
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged, torch.sparse_coo])
+def test_batches_of_which_one_has_a_sample_without_positions(layout: torch.layout) -> None:
+    """What is known of a batch depends on its lengths, and a sum of two does not."""
+    for first, second in itertools.permutations([[3, 1], [0, 2], [2, 0]], 2):
+        batches = [md.from_lengths(torch.ones(2, 3), torch.tensor(lengths)) for lengths in (first, second)]
+        total = md.accumulate(*(x.to_layout(layout) for x in batches))
+        expected = (batches[0].extent | batches[1].extent).tolist()
+        assert total.to_dense().extent.tolist() == total.get_mask().tolist() == expected
