@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from masked_dispatch.distributed import operands
 from masked_dispatch.distributed.agreement import Description, agree, described
-from masked_dispatch.distributed.extents import Known, Told, problem_of_several, told_of, told_of_several
+from masked_dispatch.distributed.extents import Known, Told, problem_of_several, told_of_all, told_of_several
 from masked_dispatch.distributed.fields import digest_of_mask
 from masked_dispatch.distributed.operands import is_partial, owns_memory, problem_of_outputs, record_of
 from masked_dispatch.distributed.records import (
@@ -83,10 +83,10 @@ class Call:
     def pack(self, sent: Sequence[Tensor], one_mask: bool) -> dict[str, Any]:
         """Prepare what this rank sends, and return what it says about that in its description."""
         self.records = [record_of(tensor) for tensor in sent]
-        told = tuple([told_of(record) for record in self.records])
+        told = told_of_all(self.records)
         partial = is_partial(sent) or any(Known.of(t).travels for t in told)
         mask = digest_of_mask(self.records[0].validity) if one_mask else None
-        return {"partial": partial, "mask": mask, "extents": told if any(told) else ()}
+        return {"partial": partial, "mask": mask, "extents": told}
 
     def told(self, rank: int) -> Told:
         """What a rank tells of the extent of the tensors that it sends."""

@@ -29,14 +29,21 @@ from op_registry.extents.factors import (
 from op_registry.extents.masks import known_of_union
 from op_registry.extents.plain import known_of, read
 from op_registry.records.dense import Dense
+from op_registry.sparse.permuted import AnyRecord
 
 # Whether the mask is the extent, and what is known, in plain form; None for a tensor without an extent.
 Told = Sequence[Any] | None
 
 
-def told_of(record: Dense) -> Told:
+def told_of(record: AnyRecord) -> Told:
     """What a description holds of a record's extent."""
     return None if record.extent is None else (record.extent.is_mask, known_of(record.extent))
+
+
+def told_of_all(records: Sequence[AnyRecord]) -> tuple[Told, ...]:
+    """What a description holds of the extents of records; nothing if they have none."""
+    told = tuple(map(told_of, records))
+    return told if any(told) else ()
 
 
 def compared(told: Told) -> Any:
@@ -91,7 +98,7 @@ class Known:
         """Whether booleans travel beside the mask."""
         return bool(self.known) and not (self.is_mask and len(self.known or ()) == 1)
 
-    def booleans(self, record: Dense) -> list[Tensor]:
+    def booleans(self, record: AnyRecord) -> list[Tensor]:
         """The booleans of a record that travel, one-dimensional int8."""
         if not self.travels:
             return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from torch import Tensor
 from masked_dispatch.distributed.calls import Arrived, Call, Counted, Finish, sizes_do_not_fit
 from masked_dispatch.distributed.entries import Entries, Form, combined, decoded, encoded, entries_of, form_of
 from masked_dispatch.distributed.entries import record_of_entries as rebuilt
+from masked_dispatch.distributed.extents import Known, told_of_all
+from masked_dispatch.distributed.operands import replace_extent
 from masked_dispatch.distributed.transport import Awaited
-from masked_dispatch.tensor.messages import extent_not_carried
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
+from op_registry.extents.batches import extent_of_rows
 from op_registry.sparse.record import Sparse
 
 
@@ -35,9 +39,9 @@ class Parcel:
     """A sparse tensor to send: its form and its entries."""
 
     def __init__(self, tensor: Tensor) -> None:
-        record = stored_record(tensor)
-        self.form = form_of(record)
-        self.entries = entries_of(record)
+        self.record = stored_record(tensor)
+        self.form = form_of(self.record)
+        self.entries = entries_of(self.record)
 
     def __len__(self) -> int:
         return len(self.entries.keys)
@@ -60,7 +64,8 @@ class SparseCall(Call):
     def pack(self, sent: Sequence[Tensor], one_mask: bool) -> dict[str, Any]:
         self.parcels = [Parcel(tensor) for tensor in sent]
         partial = any(parcel.partial for parcel in self.parcels)
-        return {"partial": partial, "entries": tuple(map(len, self.parcels))}
+        extents = told_of_all([parcel.record for parcel in self.parcels])
+        return {"partial": partial, "entries": tuple(map(len, self.parcels)), "extents": extents}
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -68,79 +73,85 @@ class SparseCall(Call):
         """Return the form of an input, or of the output on a rank that sends nothing."""
         return self.parcels[number].form if self.parcels else form_of(stored_record(self.outputs[number]))
 
-    def message(self, number: int = 0, size: int | None = None) -> Tensor:
-        """Encode a parcel as bytes, padded with zeros to `size`."""
+    def message(self, known: Known, number: int = 0, size: int | None = None) -> Tensor:
+        """Encode a parcel, of whose extent so much is known, as bytes, padded with zeros to `size`."""
         parcel = self.parcels[number]
-        message = encoded(parcel.entries, parcel.form, self.everyone[self.rank].partial)
+        entries = replace(parcel.entries, there=known.booleans(parcel.record))
+        message = encoded(entries, parcel.form, self.everyone[self.rank].partial)
         return message if size is None else torch.nn.functional.pad(message, (0, size - len(message)))
 
-    def size(self, rank: int, number: int = 0, form: Form | None = None) -> int:
+    def size(self, known: Known, rank: int, number: int = 0, form: Form | None = None) -> int:
         """Return the number of bytes of a rank's parcel."""
         description = self.everyone[rank]
-        return sum((form or self.form()).sizes_in_bytes(description.entries[number], description.partial))
+        return sum((form or self.form()).sizes_in_bytes(description.entries[number], description.partial, known))
 
-    def decoded(self, message: Tensor, rank: int, number: int = 0, form: Form | None = None) -> Entries:
+    def decoded(self, message: Tensor, known: Known, rank: int, number: int = 0, form: Form | None = None) -> Entries:
         description = self.everyone[rank]
-        return decoded(message, form or self.form(), description.entries[number], description.partial)
+        return decoded(message, form or self.form(), description.entries[number], description.partial, known)
 
     def from_all(self, root: int | None) -> Callable[[], list[Entries]]:
         """Send the first parcel of every rank, padded to one length, to the root or to all ranks."""
         send: Callable[[Tensor], Awaited] = self.transport.all_gather
         send = send if root is None else functools.partial(self.transport.gather, root=root)
-        longest = max(self.size(rank) for rank in range(len(self.everyone)))
-        arriving = send(self.message(size=longest))
+        known = self.known
+        longest = max(self.size(known, rank) for rank in range(len(self.everyone)))
+        arriving = send(self.message(known, size=longest))
         ranks = range(len(self.everyone) if root in (None, self.rank) else 0)
 
         def arrived() -> list[Entries]:
             messages = arriving()
-            return [self.decoded(messages[r * longest : (r + 1) * longest], r) for r in ranks]
+            return [self.decoded(messages[r * longest : (r + 1) * longest], known, r) for r in ranks]
 
         return arrived
 
-    def to_each(self) -> tuple[Callable[[], list[Entries]], list[Form]]:
+    def to_each(
+        self, arriving: Sequence[Known], leaving: Sequence[Known]
+    ) -> tuple[Callable[[], list[Entries]], list[Form]]:
         """Send a parcel to each rank, and receive one of these forms from each."""
         ranks = range(len(self.everyone))
         forms = [parcel.form for parcel in self.parcels]
         if self.outputs and len(self.outputs) == len(forms):
             forms = [form_of(stored_record(output)) for output in self.outputs]
-        sizes = [self.size(r, self.rank, forms[r]) for r in ranks]
-        messages = [self.message(number) for number in ranks]
-        arriving = self.transport.all_to_all(torch.cat(messages), sizes, [len(message) for message in messages])
+        sizes = [self.size(arriving[r], r, self.rank, forms[r]) for r in ranks]
+        messages = [self.message(leaving[number], number) for number in ranks]
+        exchanged = self.transport.all_to_all(torch.cat(messages), sizes, [len(message) for message in messages])
 
         def arrived() -> list[Entries]:
-            parts = arriving().split(sizes)
-            return [self.decoded(parts[r], r, self.rank, forms[r]) for r in ranks]
+            parts = exchanged().split(sizes)
+            return [self.decoded(parts[r], arriving[r], r, self.rank, forms[r]) for r in ranks]
 
         return arrived, forms
 
     def broadcast(self, root: int) -> Arrived:
-        mine = self.rank == root
-        message = self.message() if mine else torch.empty(self.size(root), dtype=torch.uint8, device=self.device)
+        mine, known = self.rank == root, Known.of(self.told(root))
+        size = None if mine else self.size(known, root)
+        message = self.message(known) if size is None else torch.empty(size, dtype=torch.uint8, device=self.device)
         arriving = self.transport.broadcast(message, root)
 
         def arrived() -> list[Sparse]:
             message = arriving()
-            return [] if mine else [rebuilt(self.decoded(message, root), self.form())]
+            return [] if mine else [rebuilt(self.decoded(message, known, root), self.form(), known)]
 
         return arrived
 
     def gathered(self, root: int | None = None) -> Arrived:
         arrived = self.from_all(root)
-        return lambda: [rebuilt(entries, self.form()) for entries in arrived()]
+        return lambda: [rebuilt(entries, self.form(), self.known) for entries in arrived()]
 
     def scattered(self, root: int) -> Arrived:
-        numbers = range(len(self.everyone))
-        longest = max(self.size(root, number) for number in numbers)
+        numbers, known = range(len(self.everyone)), Known.of(self.told(root))
+        longest = max(self.size(known, root, number) for number in numbers)
         if self.rank == root:
-            sent = torch.cat([self.message(number, longest) for number in numbers])
+            sent = torch.cat([self.message(known, number, longest) for number in numbers])
         else:
             sent = torch.empty(longest, dtype=torch.uint8, device=self.device)
         arriving = self.transport.scatter(sent, root)
-        return lambda: [rebuilt(self.decoded(arriving(), root, self.rank), self.form())]
+        return lambda: [rebuilt(self.decoded(arriving(), known, root, self.rank), self.form(), known)]
 
     def exchanged(self) -> Arrived:
-        arrived, forms = self.to_each()
-        return lambda: [rebuilt(entries, form) for entries, form in zip(arrived(), forms, strict=True)]
+        arriving, leaving = self.known_of_pairs()
+        arrived, forms = self.to_each(arriving, leaving)
+        return lambda: list(map(rebuilt, arrived(), forms, arriving))
 
     def reduces(
         self,
@@ -151,13 +162,14 @@ class SparseCall(Call):
         scattered: bool = False,
         counted: Counted | None = None,
     ) -> Finish:
-        arrived = self.to_each()[0] if scattered else self.from_all(root)
+        united, known = self.known.reduced(f"a reduction {op.upper()} over ranks"), [self.known] * len(self.everyone)
+        arrived = self.to_each(known, known)[0] if scattered else self.from_all(root)
 
         def finish() -> None:
             parts = arrived()
             if parts:
                 total = combined(parts, op, self.form())
-                self.write(target, rebuilt(total.entries, self.form()))
+                self.write(target, rebuilt(total.entries, self.form(), united))
                 if counted is not None:
                     counted(total.numbers(self.form()))
 
@@ -168,14 +180,11 @@ class SparseCall(Call):
     @staticmethod
     def write(target: Tensor, record: Sparse) -> None:
         """Replace `target` by the received record, in the storage of `target`; update a plain `target`."""
-        with torch.no_grad():
-            target.copy_(wrap_sparse(record))
+        write(target, wrap_sparse(record))
 
     @staticmethod
     def write_whole(target: Tensor, records: Sequence[Sparse]) -> None:
-        parts: list[Tensor] = [wrap_sparse(record) for record in records]
-        with torch.no_grad():
-            target.copy_(torch.cat(parts))
+        write(target, in_one(records))
 
     # --------------------------------------------------------------------------------------------- tensors and parts
 
@@ -195,6 +204,20 @@ class SparseCall(Call):
         return [wrap_sparse(part.record) if isinstance(part, SparseMaskedTensor) else part for part in parts]
 
 
+def write(target: Tensor, arrived: MaskedTensor) -> None:
+    with torch.no_grad():
+        if isinstance(target, MaskedTensor):
+            replace_extent(target, arrived._extent)
+        target.copy_(arrived)
+
+
+def in_one(records: Sequence[Sparse]) -> MaskedTensor:
+    """Join the rows of records; each row keeps the positions that it has."""
+    parts: list[Tensor] = [wrap_sparse(Sparse(record.values, record.pattern)) for record in records]
+    joined: Any = torch.cat(parts)
+    return with_extent(joined, extent_of_rows(records, "a collective into one tensor"))
+
+
 def problem_of_sparse(sent: Sequence[Tensor], outputs: Sequence[Tensor]) -> str | None:
     """Say why sparsely stored tensors cannot take part in a collective; None if they can."""
     for tensor in sent:
@@ -204,8 +227,6 @@ def problem_of_sparse(sent: Sequence[Tensor], outputs: Sequence[Tensor]) -> str 
                 "Store them alike, x.to_layout(layout) or x.to_dense()."
             )
     for tensor in (*sent, *outputs):
-        if isinstance(tensor, SparseMaskedTensor) and tensor._extent is not None:
-            return extent_not_carried(tensor, f"a collective of what is stored as {tensor.storage_layout}").rstrip(".")
         if isinstance(tensor, SparseMaskedTensor) and tensor._order is not None:
             return not_by_itself(tensor)
     for output in outputs:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from masked_dispatch.autograd.sparse import values_at
 from masked_dispatch.distributed import collectives
 from masked_dispatch.distributed.calls import Finish
-from masked_dispatch.distributed.sparse_calls import SparseCall
+from masked_dispatch.distributed.sparse_calls import SparseCall, in_one, stored_record
 from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from op_registry import MaskedSemanticsError
@@ -128,9 +128,9 @@ def reduce_scatter_tensor(tensor: SparseMaskedTensor, reduce_op: str, group_size
 
 def all_gather_into_tensor(tensor: SparseMaskedTensor, group_size: int, group: Group) -> Tensor:
     def gathered(x: SparseMaskedTensor) -> Tensor:
-        parts: list[Tensor] = [_copy(x, "all_gather_into_tensor") for _ in range(group_size)]
+        parts = [_copy(x, "all_gather_into_tensor") for _ in range(group_size)]
         collectives.all_gather(SparseCall, [parts], [x], process_group_named(group))()
-        return torch.cat(parts)
+        return in_one([stored_record(part) for part in parts])
 
     return _differentiable(tensor, gathered, lambda grad: reduce_scatter_tensor(grad, "sum", group_size, group))
 

@@ -326,7 +326,7 @@ def of_parallel_modules(rank: int, ranks: int) -> None:
     raises(MaskedSemanticsError, lambda: norm(only_padded(0)), "dimension 1 numbers the positions of its samples")
 
 
-@check("a checkpoint of distributed tensors and sparse storage are refused")
+@check("a checkpoint of distributed tensors is refused")
 def of_what_is_refused(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     placed = {"x": md.distributed.distribute(missing(rank), mesh, [Shard(0)])}
@@ -336,12 +336,4 @@ def of_what_is_refused(rank: int, ranks: int) -> None:
             lambda: checkpoint.save(placed, checkpoint_id=folder, no_dist=True),
             "and a checkpoint of distributed tensors does not carry that",
         )
-    x = missing(rank).to_packed()
-    for call in (
-        lambda: distributed.all_reduce(x),
-        lambda: distributed.all_gather([x.without_extent() for _ in range(ranks)], x),
-        lambda: functional.all_reduce(x, "sum", groups.WORLD),
-        lambda: distributed.send(x, 1) if rank == 0 else distributed.recv(x.without_extent(), 0),
-    ):
-        raises(MaskedSemanticsError, call, "a collective of what is stored as torch.jagged does not carry that")
     still_works(rank, ranks)
