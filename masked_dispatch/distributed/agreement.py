@@ -1,9 +1,10 @@
 """The ranks of a group describe their tensors to each other before they send masked tensors.
 
-Each rank sends a short description (in an all_gather of fixed size). If the descriptions do not match, or a rank
-cannot take part, all ranks raise the same error, which names the tensors of each rank; otherwise the data moves. A rank
-that passes only plain tensors calls torch's own collective and sends no description, so the other ranks raise when the
-group's timeout expires.
+Each rank sends a short description to all others. If the descriptions do not match, or a rank cannot take part, all
+ranks raise the same error, which names the tensors of each rank; otherwise the data moves. A rank that passes only
+plain tensors calls torch's own collective and sends no description, so the other ranks raise when the group's timeout
+expires. With gloo, descriptions are messages between two ranks, under a tag of their own: gloo ends a process whose
+collective receives more bytes than it expects, as that of a rank with plain tensors would.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ import torch
 from torch import Tensor, distributed
 
 from masked_dispatch.distributed.extents import Told, compared, in_words
+from masked_dispatch.distributed.transport import awaited
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 
 # A message has this many bytes: its length, the text, zeros. Longer descriptions take a second message.
 HEADER = 512
 _LENGTH = 4
+# Tags of plain messages are small numbers, and those of masked ones (point_to_point.py) larger.
+_TAG = 1 << 27
 # A description with another format comes from another version of this library.
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -148,9 +152,27 @@ def check_device(mine: Description, device: torch.device) -> None:
 
 def _gathered(group: distributed.ProcessGroup, message: Tensor, device: torch.device) -> Tensor:
     """Gather the messages of all ranks, a row for each rank."""
+    if f"{device.type}:gloo" in distributed.get_backend_config(group).split(","):
+        return _passed_on(group, message.to(device)).cpu()
     messages = torch.empty(group.size() * len(message), dtype=torch.uint8, device=device)
     distributed.all_gather_single(messages, message.to(device), group=group)
     return messages.cpu().view(group.size(), -1)
+
+
+def _passed_on(group: distributed.ProcessGroup, message: Tensor) -> Tensor:
+    """Gather by messages between two ranks: in each step, a rank passes on what it has, which doubles."""
+    ranks, rank, have = group.size(), group.rank(), 1
+    messages = message.new_empty(ranks, len(message))  # beginning with that of this rank
+    messages[0] = message
+    while have < ranks:
+        some = min(have, ranks - have)
+        ahead, behind = (rank + have) % ranks, (rank - have) % ranks
+        arriving = distributed.irecv(messages[have : have + some], group=group, group_src=ahead, tag=_TAG)
+        leaving = distributed.isend(messages[:some], group=group, group_dst=behind, tag=_TAG)
+        for work in (arriving, leaving):
+            awaited(work, messages)()
+        have += some
+    return messages.roll(rank, 0)
 
 
 def _unlike_the_first(messages: Tensor) -> tuple[Tensor, list[bool], list[Tensor]]:
