@@ -86,6 +86,8 @@ They assume the following of the releases in versions.py; assumptions/ has a che
 47. the class method ``apply`` of ``torch.autograd.Function`` calls autograd functions; its node looks backward and jvp
     up in its class's ``_forward_cls``, and may become a node of a derived class; Dynamo prepares the tracing of a
     backward in ``AutogradFunctionApplyVariable.prepare_fn_vt``
+48. torch.save writes its older file format in ``torch.serialization._legacy_save``, and torch.load reads it in
+    ``_legacy_load``, as Python functions
 
 If torch withdraws the key, ``__torch_function__`` can call the same rules, at 1.3 µs more per call and without the
 operators that C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

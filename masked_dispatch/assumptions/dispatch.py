@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import re
 import sys
 import warnings
@@ -36,6 +37,7 @@ from masked_dispatch.assumptions.checks import (
     wrapper_class,
 )
 from masked_dispatch.autograd import dense
+from masked_dispatch.tensor.file_format import VERSION, load
 from masked_dispatch.torch_internals import (
     NumberFormatter,
     default_collate_fn_map,
@@ -409,3 +411,23 @@ def a_tensor_without_dimensions_is_written_by_assignments() -> None:
         node = x.grad_fn
         written.append(type(node).__name__ if node is not None else "")
     expect(set(written) <= {"IndexPutBackward0", "CopySlices"}, written)
+
+
+@assumption(48, "an object of a file in the older format is written below _legacy_save, and read below _legacy_load")
+def older_files_are_written_and_read_by_functions_of_python() -> None:
+    content = io.BytesIO()
+    with raises(ValueError, match="older file format"):
+        torch.save(masked_tensor(torch.ones(2)), content, _use_new_zipfile_serialization=False)
+    content = io.BytesIO()
+    torch.save(_Loaded(), content, _use_new_zipfile_serialization=False)
+    for weights_only in (False, True):
+        content.seek(0)
+        with raises(ValueError, match="older file format"):
+            torch.load(content, weights_only=weights_only)
+
+
+class _Loaded:
+    """What is saved as a masked tensor, by itself."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load, (VERSION, "dense")

@@ -30,6 +30,7 @@ from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.checks import refuse_meta
 from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
+from masked_dispatch.tensor.messages import leaves_out_positions, with_copied_mask
 from masked_dispatch.tensor.shared_places import may_share, one_of_each
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.tensor.write_locks import lock_of
@@ -205,17 +206,14 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
             "copy, and the tensor would not change. Assign to the tensor itself, x[index] = value "
             "(x[index] = x[index] + 1 for x[index] += 1), or write to x.to_dense()."
         )
-    if target._mask_is_a_copy and target._extent is not None:
-        raise MaskedSemanticsError(
-            f"{op} would write through a view (shape {tuple(target.shape)}) that leaves out positions at each sample's "
-            "end: its mask is not a part of its base's. Assign to the tensor itself, x[:, a:-b] = value (x[index] = "
-            "x[index] + 1 for x[index] += 1), or write to a clone."
-        )
     if target._mask_is_a_copy:
-        raise MaskedSemanticsError(
-            f"{op} would write through a view of another dtype ({target.dtype}, shape {tuple(target.shape)}), whose "
-            "mask is a copy: several of its elements share one element of the base. Write to the base, or to a clone."
-        )
+        reason = "several of its elements share one element of the base. Write to the base, or to a clone."
+        if leaves_out_positions(target):
+            reason = (
+                "it is not a part of its base's. Assign to the tensor itself, x[:, a:-b] = value (x[index] = x[index] "
+                "+ 1 for x[index] += 1), or write to a clone."
+            )
+        raise MaskedSemanticsError(f"{op} would write through {with_copied_mask(target)}: {reason}")
     check_write(target)
 
 

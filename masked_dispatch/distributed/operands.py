@@ -11,7 +11,7 @@ from torch import Tensor
 from masked_dispatch.tensor.extent_sharing import forget_extent, receive_extent
 from masked_dispatch.tensor.mask_sharing import shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
-from masked_dispatch.tensor.messages import written_through_view
+from masked_dispatch.tensor.messages import with_copied_mask, written_through_view
 from masked_dispatch.torch_internals import share_memory
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import Extent
@@ -35,10 +35,7 @@ def problem_of_outputs(outputs: Iterable[Tensor]) -> str | None:
     """Say why the outputs cannot take results, or None; callers check this before they send anything."""
     for tensor in outputs:
         if isinstance(tensor, MaskedTensor) and tensor._mask_is_a_copy and complex_base(tensor) is None:
-            return (
-                f"the result would be written through a view of another dtype ({tensor.dtype}, shape "
-                f"{tuple(tensor.shape)}), whose mask is a copy. Pass the base, or a clone."
-            )
+            return f"the result would be written through {with_copied_mask(tensor)}. Pass the base, or a clone."
     return None
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, family_around
+from masked_dispatch.tensor.saved_extents import parts_of_extent
 from masked_dispatch.tensor.shared_storage import StoredPieces
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, stored_around, stored_parts
 
@@ -31,14 +32,14 @@ def send(tensor: MaskedTensor) -> Any:
 
 
 def send_family(family: ViewFamily) -> Any:
-    """Pickle the validity that a tensor shares with its views."""
-    return receive_family, (family.data, family.memory)
+    """Pickle the validity and the extent that a tensor shares with its views."""
+    return receive_family, (family.data, family.memory, *parts_of_extent(family.extent))
 
 
 @never_compiled
-def receive_family(data: Tensor, memory: Tensor) -> ViewFamily:
+def receive_family(data: Tensor, memory: Tensor, *extent: Any) -> ViewFamily:
     """Build the view family around the validity in shared memory."""
-    family = family_around(data, None, memory)
+    family = family_around(data, None, memory, *extent)
     family.in_place = True
     return family
 

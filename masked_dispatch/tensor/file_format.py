@@ -8,11 +8,16 @@ whatever the file contains. We still read earlier versions; 1 and 2 called the f
     3  writes the version first
     4  writes which positions of a padded batch are there
     5  writes whether every sample of it has a position
+    6  writes which positions of the base of a view are there
+
+The older format of torch.save is refused: its tensors are filled after all objects have been built and checked.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -23,9 +28,12 @@ from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.saved import check_saved
 from op_registry.records.kept import without_kept
 
-VERSION = 5
+VERSION = 6
 # The first version that `load` is called with.
 _FIRST = 3
+
+# The functions of torch.serialization that write and read its older format.
+_OLDER_FORMAT = ("_legacy_save", "_legacy_load")
 
 _Piece = TypeVar("_Piece", Tensor, Tensor | None)
 
@@ -49,6 +57,7 @@ def builder(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def saved_as(kind: str, *parts: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The result of `__reduce_ex__`."""
+    check_format()
     return load, (VERSION, kind, *(without_kept(part) if isinstance(part, Tensor) else part for part in parts))
 
 
@@ -58,6 +67,7 @@ def load(version: int, kind: str, *parts: Any) -> Any:
 
     Raises ValueError for a version that this library does not know, and for parts that do not fit together.
     """
+    check_format()
     if type(version) is not int or version < _FIRST:
         check_saved(f"its format version is {version!r}")
     if version > VERSION:
@@ -69,6 +79,19 @@ def load(version: int, kind: str, *parts: Any) -> Any:
     if kind not in _builders:
         check_saved(f"the kind of what was saved is {kind!r}, not one of {', '.join(sorted(_builders))}")
     return _builders[kind](*parts)
+
+
+def check_format() -> None:
+    """Refuse torch's older file format, to write and to read."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _OLDER_FORMAT and frame.f_globals.get("__name__") == "torch.serialization":
+            raise ValueError(
+                "torch's older file format (torch.save with _use_new_zipfile_serialization=False) takes no masked "
+                "tensors, because its tensors are read too late for a mask to be checked. Leave out this argument; or "
+                "save x.get_data() and x.get_mask()."
+            )
+        frame = frame.f_back
 
 
 def own(piece: _Piece) -> _Piece:

@@ -30,6 +30,7 @@ from op_registry.records.validity import as_int8
 
 if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor
+    from op_registry.extents.factors import Extent
 
 
 class ViewFamily(SharedExtent):
@@ -161,13 +162,14 @@ class ViewFamily(SharedExtent):
         mine, other = self.data.untyped_storage(), data.untyped_storage()
         return mine.device == other.device and mine.data_ptr() == other.data_ptr() and self.data.dtype is data.dtype
 
-    def apart(self, data: Tensor, validity: Tensor | None) -> ViewFamily:
+    def apart(self, data: Tensor, validity: Tensor | None, extent: Extent | None) -> ViewFamily:
         """The family of members with a copy of the family's data; all members with the same copy share it."""
         if self.separated is None:
             self.separated = weakref.WeakValueDictionary()
         found = self.separated.get(id(data))  # which holds the data
         if found is None:
             found = self.separated[id(data)] = ViewFamily(data, validity)
+            found.extent = extent
         return found
 
     def validity_of(self, member: MaskedTensor) -> Tensor | None:

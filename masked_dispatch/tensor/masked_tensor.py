@@ -27,14 +27,14 @@ from masked_dispatch.tensor.mask_sharing import (
     join_family_from_graph,
     laid_out_as_data,
 )
-from masked_dispatch.tensor.messages import extent_not_carried, tangent_stored_otherwise
+from masked_dispatch.tensor.messages import extent_not_carried, tangent_stored_otherwise, with_copied_mask
 from masked_dispatch.tensor.named_pieces import NamedPieces
 from masked_dispatch.tensor.no_memory import WithoutMemory
 from masked_dispatch.tensor.notebooks import html_of
 from masked_dispatch.tensor.other_devices import wrappers
 from masked_dispatch.tensor.printing import printed
 from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
-from masked_dispatch.tensor.saved_extents import parts_of_extent, problem_of_extent, problem_of_places, saved_extent
+from masked_dispatch.tensor.saved_extents import check_extent, parts_of_extent, saved_extent
 from masked_dispatch.tensor.storage_conversions import Conversions
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import (
@@ -80,7 +80,8 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     _stored_extent: Extent | None = None
     # The tensors (views and their base) that share this validity; None while there is only this one.
     _family: ViewFamily | None = None
-    # Whether this is a view of another dtype: several of its elements share one mask element, so writes are refused.
+    # Whether this is a view whose mask is no view of its base's, so that writes are refused: a view of another dtype,
+    # whose elements share mask elements, or one that leaves out positions at each sample's end.
     _mask_is_a_copy: bool = False
     # The family's memory, to notice its replacement, and the part of it that is this tensor's validity.
     _part_of_memory: tuple[Tensor, Tensor] | None = None
@@ -366,8 +367,8 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
         """
         if self._mask_is_a_copy:
             raise MaskedSemanticsError(
-                f"share_memory_() of a view of another dtype ({self.dtype}, shape {tuple(self.shape)}), whose mask is "
-                "a copy: what other processes write to its base would not show here. Share the base, or a clone."
+                f"share_memory_() of {with_copied_mask(self)}: what other processes write to its base would not show "
+                "here. Share the base, or a clone."
             )
         memory_exposed()
         family_of(self).share_with_processes()
@@ -447,31 +448,39 @@ def rebuild(
     check_saved(problem_of_dense(data, validity, requires_grad, is_parameter, MaskedTensor))
     validity = own(validity)
     tensor = wrap_leaf(data, validity, requires_grad, is_parameter)
+    tensor._extent = saved_extent(data, extent, MaskedTensor)
     if family is not None:
         check_saved(problem_of_member(data, family))
-        tensor._family = family if family.has_memory_of(data) else family.apart(data, validity)
-    if extent is not None:
-        tensor._extent = saved_extent(data, extent, MaskedTensor)
-        record = Dense(data, tensor._validity, tensor._extent)
-        check_saved(problem_of_places(record) or problem_of_extent(record))
+        tensor._family = family if family.has_memory_of(data) else family.apart(data, validity, tensor._extent)
+    check_extent(Dense(data, tensor._validity, tensor._extent))
     return tensor
 
 
 @builder("family")
 @never_compiled
-def rebuild_family(data: Tensor, validity: Tensor | None, memory: Tensor | None) -> ViewFamily:
+def rebuild_family(
+    data: Tensor, validity: Tensor | None, memory: Tensor | None, extent: tuple[Any, ...] | None = None
+) -> ViewFamily:
     """Rebuild the family of a tensor and its views. Raises ValueError as `rebuild` does."""
-    family = family_around(data, validity, memory)
+    family = family_around(data, validity, memory, extent)
     family.validity, family.memory = own(validity), own(memory)
     return family
 
 
-def family_around(data: Tensor, validity: Tensor | None, memory: Tensor | None) -> ViewFamily:
+def family_around(
+    data: Tensor, validity: Tensor | None, memory: Tensor | None, extent: tuple[Any, ...] | None = None
+) -> ViewFamily:
     """The same, without copying these tensors."""
     check_saved(problem_of_family(data, validity, memory, MaskedTensor))
     family = ViewFamily(data, validity)
-    family.memory = memory
+    family.memory, family.extent = memory, saved_extent(data, extent, MaskedTensor)
+    check_extent(Dense(data, family.base_validity(), family.extent))
     return family
 
 
-copyreg.pickle(ViewFamily, lambda family: saved_as("family", *family.contents()))
+@never_compiled
+def _reduce_family(family: ViewFamily) -> Any:
+    return saved_as("family", *family.contents(), *parts_of_extent(family.extent))
+
+
+copyreg.pickle(ViewFamily, _reduce_family)

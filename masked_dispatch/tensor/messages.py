@@ -25,6 +25,22 @@ def written_through_view(target: Any) -> str:
     )
 
 
+def leaves_out_positions(view: Any) -> bool:
+    """Whether a view whose mask is a copy is one like x[:, a:-b] of samples, and not one of another dtype."""
+    base = view._base
+    padded = any(getattr(tensor, "_extent", None) is not None for tensor in (view, base))
+    return padded and (base is None or base.dtype is view.dtype)
+
+
+def with_copied_mask(view: Any) -> str:
+    """For whatever cannot use a view whose mask is a copy: what the view is."""
+    if leaves_out_positions(view):
+        return (
+            f"a view (shape {tuple(view.shape)}) that leaves out positions at each sample's end, whose mask is a copy"
+        )
+    return f"a view of another dtype ({view.dtype}, shape {tuple(view.shape)}), whose mask is a copy"
+
+
 def extent_not_carried(tensor: Tensor, how: str) -> str:
     """For whatever would lose which positions of a padded batch are there."""
     return (

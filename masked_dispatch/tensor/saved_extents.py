@@ -58,6 +58,12 @@ def _problem_of_factor(tensor: Tensor, factor: Factor, may_be_mask: bool, masked
     return problem
 
 
+def check_extent(record: Dense) -> None:
+    """Raise ValueError if an extent from a file contradicts itself or the mask."""
+    if record.extent is not None:
+        check_saved(problem_of_places(record) or problem_of_extent(record))
+
+
 def problem_of_places(record: AnyRecord) -> str | None:
     """Find what a factor says otherwise than what it states of its dimensions."""
     if record.extent is None or 0 in record.shape:

@@ -428,6 +428,7 @@ def stored_parts(stored: StoredPieces) -> tuple[Any, ...]:
     return values, validity, pattern.layout.name, pattern.sizes, pattern.pieces, pattern.block
 
 
+@never_compiled
 def _reduce_stored(stored: StoredPieces) -> Any:
     return saved_as("stored", *stored_parts(stored))
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import masked_dispatch as md
+from kinds_of_extents import FORMS, LENGTHS, STORED
+from kinds_of_extents import same as same_extents
 
 LAYOUTS = [torch.strided, torch.sparse_coo, torch.sparse_csr]
 
@@ -67,3 +69,18 @@ def check_plain_batches(workers: int) -> None:
     for batch in loaded(lambda i: torch.full((2, 3), float(i)), workers):
         assert type(batch) is Tensor
         assert batch.is_shared() == bool(workers)
+
+
+def check_rows(context: str | None) -> None:
+    """Samples that were taken from a batch are the batch again: in this process, or in a worker started so."""
+    batches = {
+        f"{form}, {storage}": stored(make(LENGTHS))
+        for form, make in FORMS.items()
+        for storage, stored in STORED.items()
+    }
+    rows = [{name: x[i] for name, x in batches.items()} for i in range(len(LENGTHS))]
+    workers = int(context is not None)
+    loader: Any = DataLoader(rows, batch_size=len(rows), num_workers=workers, multiprocessing_context=context)  # type: ignore[arg-type]
+    (batch,) = loader
+    for name, x in batches.items():
+        same_extents(batch[name].to_dense(), x.to_dense())

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import masked_dispatch as md
+from masked_dispatch.distributed.operands import problem_of_outputs
 from ragged_masks import NAN, F, T, mask_of, ragged
 
 
@@ -314,6 +319,33 @@ def test_a_view_of_another_dtype_is_not_written_through(view) -> None:
         parts.fill_(1.0)
     assert mask_of(x) == [[T, F], [T, T]]
     assert x.to_tensor(0).abs().sum() == 0
+
+
+BATCH = md.from_lengths(torch.zeros(2, 4, dtype=torch.complex64), torch.tensor([4, 3]))
+COPIED: dict[str, tuple[Callable[[], Any], str]] = {
+    "parts of numbers": (lambda: torch.view_as_real(md.masked_tensor(torch.zeros(2, dtype=torch.complex64))), "dtype"),
+    "parts of a batch": (lambda: torch.view_as_real(BATCH), "dtype"),
+    "a part of each sample": (lambda: BATCH[:, 1:-1], "positions"),
+    "its first element": (lambda: BATCH[:, 1:-1][0, 0], "positions"),
+    "parts of a part": (lambda: torch.view_as_real(BATCH[:, 1:-1]), "dtype"),
+}
+WRITERS: dict[str, Callable[[Any], Any]] = {
+    "fill_": lambda x: x.fill_(1.0),
+    "copy_": lambda x: x.copy_(x.clone()),
+    "share_memory_": lambda x: x.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("view", COPIED)
+def test_a_view_whose_mask_is_a_copy_is_refused_for_what_it_is(view: str, writer: str) -> None:
+    make, kind = COPIED[view]
+    reason = {"dtype": "a view of another dtype", "positions": r"a view \(shape .*\) that leaves out positions"}[kind]
+    with pytest.raises(md.MaskedSemanticsError, match=f"{reason}.*, whose mask is a copy"):
+        WRITERS[writer](make())
+    # What collectives say of an output, before they send anything; they write into the parts of whole numbers.
+    problem = problem_of_outputs([make()])
+    assert problem is None if view.startswith("parts of") else re.search(reason, str(problem))
 
 
 def test_a_view_of_another_dtype_is_not_written_through_where_nothing_is_masked_either() -> None:

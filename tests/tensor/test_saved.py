@@ -16,7 +16,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from corrupted_files import tensor as tensor_of_kind
-from masked_dispatch.tensor import saved
+from masked_dispatch.tensor import mask_sharing, saved
 from masked_dispatch.tensor.file_format import VERSION, load
 from masked_dispatch.tensor.masked_tensor import rebuild as masked_rebuild
 from masked_dispatch.tensor.sparse_tensor import rebuild_sparse, rebuild_sparse_of, rebuild_stored, stored_parts
@@ -481,3 +481,11 @@ def test_more_places_than_can_be_numbered() -> None:
     rebuild, parts = parts_of(md.masked_tensor(torch.ones(2, 2)).to_sparse())
     with pytest.raises(ValueError, match="more than int64 can number, and torch makes no such tensor"):
         loaded(File(rebuild, {**parts, "sizes": (2**62, 2**62)}))
+
+
+def test_a_family_whose_extent_contradicts_its_mask_is_refused() -> None:
+    x = md.masked_tensor(torch.ones(2, 3), torch.tensor([[False, True, True], [True, True, False]]))
+    known = (("samples",), ("positions", True, True, ()))
+    parts = (*mask_sharing.family_of(x).contents(), (True, (known,), None))
+    with pytest.raises(ValueError, match="it states that samples begin at index 0 of dimension 1"):
+        load(VERSION, "family", *parts)
