@@ -77,7 +77,7 @@ def receive_extent(target: MaskedTensor, source: Tensor) -> None:
     if _have_the_same(target, source) or not (states or (received or own).factors):  # type: ignore[union-attr]
         return
     if isinstance(target, SparseMaskedTensor):
-        target._extent = own if received is None else received
+        target._replace_extent(own if received is None else received)
         return
     if target._family is not None and being_traced(target._data):
         _same_in_graph(target, source)

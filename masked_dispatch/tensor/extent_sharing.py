@@ -144,7 +144,7 @@ def forget_extent(tensor: MaskedTensor) -> None:
         return
     if tensor._family is not None:
         tensor._family.forget_extent(tensor)
-    tensor._extent = None
+    tensor._replace_extent(None)
 
 
 def receive_extent(tensor: MaskedTensor, extent: Extent | None) -> None:
@@ -153,7 +153,7 @@ def receive_extent(tensor: MaskedTensor, extent: Extent | None) -> None:
     Raises MaskedSemanticsError if the base cannot have it.
     """
     if tensor._family is None or extent is None:
-        tensor._extent = extent
+        tensor._replace_extent(extent)
     else:
         data, validity = tensor._data, tensor._validity
         tensor._family.receive_extent(tensor, Dense(data, validity), Dense(data, validity, extent))

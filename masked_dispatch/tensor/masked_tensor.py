@@ -128,6 +128,10 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     def _extent(self, extent: Extent | None) -> None:
         self._stored_extent = extent
 
+    def _replace_extent(self, extent: Extent | None) -> None:
+        # After a write; what shares the memory learns of it.
+        self._extent = extent
+
     @property
     def _graph_validity(self) -> Tensor | None:
         # The inner tensor of a graph input: an alias that no other tensor holds. Otherwise the graph would guard on

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from op_registry.extents.factors import Extent
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import savable
 from op_registry.sparse.pattern import Pattern
@@ -25,14 +26,15 @@ class StoredPieces:
 
     A write replaces `now` as a whole, so other tensors may hold the old state, and no reader sees parts of two writes.
     If `in_place`, other processes share the memory: a write then changes values and validity in place, and readers get
-    copies.
+    copies. `extent_written` holds the extent of all these tensors, once a write has changed it.
     """
 
-    __slots__ = ("__weakref__", "in_place", "now")
+    __slots__ = ("__weakref__", "extent_written", "in_place", "now")
 
     def __init__(self, values: Tensor, validity: Tensor | None, pattern: Pattern) -> None:
         self.now = Stored(values, validity, pattern)
         self.in_place = False
+        self.extent_written: tuple[Extent | None] | None = None
 
     @property
     def values(self) -> Tensor:

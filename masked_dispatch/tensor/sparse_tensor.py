@@ -29,6 +29,7 @@ from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_rais
 from masked_dispatch.update_policy import Mode
 from masked_dispatch.update_policy import current as current_updates
 from op_registry import MaskedSemanticsError, registry
+from op_registry.extents.factors import Extent
 from op_registry.extents.pieces import Known, serves
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
@@ -62,6 +63,18 @@ class SparseMaskedTensor(MaskedTensor):
     _order: tuple[int, ...] | None = None
     # The complex tensor if this is its `torch.view_as_real`, which torch.distributed passes on in its place.
     _real_view_of: SparseMaskedTensor | None = None
+
+    @property
+    def _extent(self) -> Extent | None:
+        written = self._kept.extent_written
+        return self._stored_extent if written is None else written[0]
+
+    @_extent.setter
+    def _extent(self, extent: Extent | None) -> None:
+        self._stored_extent = extent
+
+    def _replace_extent(self, extent: Extent | None) -> None:
+        self._kept.extent_written = (extent,)
 
     @property
     def _kept_values(self) -> Tensor:
@@ -266,7 +279,7 @@ class SparseMaskedTensor(MaskedTensor):
         # Without an extent, so that nobody has to guess what a gradient knows of padding.
         if self._extent is None:
             return self
-        plain = self._wrap_like_self(self._kept)
+        plain = self.storing(*self._kept.now)
         plain._extent = None
         return plain
 

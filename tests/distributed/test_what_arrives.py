@@ -151,3 +151,21 @@ def test_what_is_restored_replaces_in_every_storage(way: str, storage: str, tmp_
     for into, form in itertools.product(FORMS, FORMS):
         source, target = STORED[storage](FORMS[form](LENGTHS)), STORED[storage](FORMS[into](OTHERS))
         same(RESTORED[way](source, target, tmp_path / f"{into} {form}"), source)
+
+
+def by_copy(source: Any, target: Any, folder: Path) -> Any:
+    return target.copy_(source)
+
+
+@pytest.mark.parametrize("storage", STORED)
+@pytest.mark.parametrize("way", [*RESTORED, "copy_"])
+def test_what_shares_the_memory_learns_of_it(way: str, storage: str, tmp_path: Path) -> None:
+    # (an assignment from samples that lie at other places is refused)
+    forms = [form for form in FORMS if form != "front" or way != "copy_"]
+    for into, form in itertools.product(forms, forms):
+        target = STORED[storage](FORMS[into](OTHERS))
+        others = target.detach(), copy.copy(target)
+        source = STORED[storage](FORMS[form](LENGTHS))
+        found = {**RESTORED, "copy_": by_copy}[way](source, target, tmp_path / f"{into} {form}")
+        for other in (target, *others, target.detach()):
+            same(other, found)
