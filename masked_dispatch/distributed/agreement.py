@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from masked_dispatch.distributed.extents import Told, compared, in_words
+from masked_dispatch.distributed.extents import Told, compared, compared_apart, in_words
 from masked_dispatch.distributed.transport import awaited
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
@@ -45,6 +45,7 @@ class Description:
     mask     a digest of the reduced tensor's mask, where the rank knows it
     extents  what is known of the extent of each sent tensor, () if none has one: equal on all ranks, except in pairwise
              calls; None on a rank that only receives
+    apart    whether the tensors of all ranks stay apart: then samples may begin and end elsewhere on each rank
     """
 
     call: str
@@ -55,6 +56,7 @@ class Description:
     entries: tuple[int, ...] = ()
     mask: str | None = None
     extents: tuple[Told, ...] | None = ()
+    apart: bool = False
     format: int = FORMAT
 
 
@@ -211,7 +213,8 @@ def check(group: distributed.ProcessGroup, everyone: Sequence[Description]) -> N
 
 def knowledge(description: Description) -> list[Any]:
     """Return what a rank knows of its extents and all ranks have to know alike."""
-    found = [compared(told) for told in description.extents or ()]
+    of = compared_apart if description.apart else compared
+    found = [of(told) for told in description.extents or ()]
     return found if any(found) else []
 
 

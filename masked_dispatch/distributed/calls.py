@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Call:
         shown: Sequence[str] | None = None,
         problem: str | None = None,
         pairwise: bool = False,
+        apart: bool = False,
         one_mask: bool = False,
         root: int | None = None,
         agreement: Agreement | None = None,
@@ -58,6 +60,7 @@ class Call:
         """Agree with the other ranks. `shown` describes what must be equal on all ranks, by default the sent tensors.
 
         pairwise   compare only each sent tensor with the one that its receiver expects
+        apart      whether the tensors of all ranks stay apart, as rows of one tensor do
         one_mask   if the mask is equal on all ranks, they need not send it
         root       the only rank that sends, if there is one
         agreement  returns the descriptions of all ranks for this rank's; by default `agree`, which compares them
@@ -73,7 +76,7 @@ class Call:
             packed["extents"] = (told_of_several(packed["extents"]),)
         texts = tuple([described(tensor) for tensor in sent] if shown is None else shown)
         expected = tuple(described(tensor) for tensor in outputs) if pairwise else None
-        mine = Description(name, texts, problem=problem, expected=expected, **packed)
+        mine = Description(name, texts, problem=problem, expected=expected, apart=apart, **packed)
         self.everyone = (agreement or agree)(group, mine, self.device)
 
     def problem_of(self, sent: Sequence[Tensor], outputs: Sequence[Tensor], pairwise: bool) -> str | None:
@@ -97,6 +100,13 @@ class Call:
         """What all ranks know of their extents."""
         return Known.of_all([self.told(rank) for rank in range(len(self.everyone))])
 
+    def known_of_each(self) -> list[Known]:
+        """What is known of the extent of each rank's tensor, where these stay apart."""
+        common = self.known
+        if common.known is None:
+            return [common] * len(self.everyone)
+        return [replace(Known.of(self.told(rank)), is_mask=common.is_mask) for rank in range(len(self.everyone))]
+
     def known_of_pairs(self) -> tuple[list[Known], list[Known]]:
         """What is known of the extents that this rank receives from each, and sends to each."""
         received = [Known.of((d.extents or [None] * len(self.everyone))[self.rank]) for d in self.everyone]
@@ -116,6 +126,7 @@ class Call:
         send = self.transport.all_gather if root is None else functools.partial(self.transport.gather, root=root)
         arriving = moved([record], any_partial(self.everyone), send, known=self.known)
         ranks = self.transport.ranks if root in (None, self.rank) else 0
+        arriving.known = self.known_of_each()[:ranks]
         return lambda: arriving.split([record.shape] * ranks)
 
     def scattered(self, root: int) -> Arrived:

@@ -122,7 +122,7 @@ def all_gather(
     of: Storage, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], group: ProcessGroup
 ) -> Finish:
     (targets,), (tensor,) = outputs, inputs
-    call = of(group, "all_gather", inputs, targets, problem=problem_of_list(targets, group.size(), tensor))
+    call = of(group, "all_gather", inputs, targets, problem=problem_of_list(targets, group.size(), tensor), apart=True)
     return call.writes(targets, call.gathered())
 
 
@@ -136,7 +136,7 @@ def all_gather_coalesced(
 
 def all_gather_into_tensor(of: Storage, output: Tensor, tensor: Tensor, group: ProcessGroup) -> Finish:
     problem = of.problem_of_rows("the output", output, "the input", tensor, group.size())
-    call = of(group, "all_gather_into_tensor", [tensor], [output], problem=problem)
+    call = of(group, "all_gather_into_tensor", [tensor], [output], problem=problem, apart=True)
     return call.writes_whole(output, call.gathered())
 
 
@@ -149,7 +149,7 @@ def gather(
     (tensor,), here = inputs, group.rank() == root
     targets = list(outputs[0]) if here else []
     problem = problem_of_list(targets, group.size(), tensor) if here else None
-    call = of(group, f"gather to rank {root} of the group", inputs, targets, problem=problem)
+    call = of(group, f"gather to rank {root} of the group", inputs, targets, problem=problem, apart=True)
     return call.writes(targets, call.gathered(root))
 
 
@@ -158,7 +158,7 @@ def gather_into_tensor(of: Storage, output: Tensor, tensor: Tensor, group: Proce
     here = group.rank() == root
     problem = of.problem_of_rows("the output", output, "the input", tensor, group.size()) if here else None
     name = f"gather_into_tensor to rank {root} of the group"
-    call = of(group, name, [tensor], [output] if here else [], problem=problem)
+    call = of(group, name, [tensor], [output] if here else [], problem=problem, apart=True)
     return call.writes_whole(output, call.gathered(root))
 
 

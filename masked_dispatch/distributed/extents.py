@@ -51,6 +51,18 @@ def compared(told: Told) -> Any:
     return None if told is None or not told[1] else _as_lists(told[1])
 
 
+def compared_apart(told: Told) -> Any:
+    """The same for tensors that stay apart, whose samples may lie at different places."""
+    return None if told is None or not told[1] else [list(map(_kind, along)) for along in told[1]]
+
+
+def _kind(plain: Any) -> Any:
+    """What a dimension numbers, from its plain form."""
+    if plain is None or plain[0] == "samples":
+        return plain and plain[0]
+    return [plain[0], *([size, _kind(part)] for size, part in plain[-1])]
+
+
 def problem_of_several(told: Sequence[Told]) -> str | None:
     """Say why what one rank sends to several cannot travel as one message; None if it can."""
     if all(compared(one) == compared(told[0]) for one in told):

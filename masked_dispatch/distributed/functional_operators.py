@@ -48,6 +48,7 @@ class Call:
         problem: str | None = None,
         shown: Sequence[str] | None = None,
         root: int | None = None,
+        apart: bool = False,
     ) -> None:
         process_group = process_group_named(group)
         self.ranks = process_group.size()
@@ -60,14 +61,18 @@ class Call:
         self.partial = True
         # In a graph, all ranks are taken to know the same.
         self.known = Known.of(told_of(record))
+        self.known_of_each = [self.known] * self.ranks
         # Narrower fields are unpacked with a table, which a graph cannot hold as a constant.
         self.narrow = not traced
         self.width = 8 if traced else 1
         if not traced:
             with torch.no_grad():
-                agreed = EagerCall(process_group, name, [tensor], [], shown=shown, problem=problem, root=root)
+                agreed = EagerCall(
+                    process_group, name, [tensor], [], shown=shown, problem=problem, root=root, apart=apart
+                )
                 self.partial = any_partial(agreed.everyone)
                 self.known = agreed.known if root is None else Known.of(agreed.told(root))
+                self.known_of_each = agreed.known_of_each()
 
     def reduced(self, records: Sequence[Dense], op: str, send: Send) -> MaskedTensor:
         masks = Masks.ANY if self.partial else Masks.NONE
@@ -108,8 +113,9 @@ def reduce_scatter_tensor(tensor: Tensor, reduce_op: str, group_size: int, group
 
 @by_storage(sparse_functional.all_gather_into_tensor)
 def all_gather_into_tensor(tensor: Tensor, group_size: int, group: Group) -> MaskedTensor:
-    call = Call("all_gather_into_tensor", tensor, group)
+    call = Call("all_gather_into_tensor", tensor, group, apart=True)
     arriving = moved([call.record], call.partial, call.send.all_gather, call.width, call.known)
+    arriving.known = call.known_of_each
     shape = (call.ranks * tensor.shape[0], *tensor.shape[1:]) if tensor.ndim else (call.ranks,)
     return wrap_record(in_one(arriving.split([tensor.shape] * call.ranks), shape))
 
@@ -135,10 +141,10 @@ def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[in
     ranks = process_group_named(group).size()
     problem = problem_of_splits("input", tensor, sent, ranks)
     row = described(tensor[:0]) if tensor.ndim else described(tensor)
-    call = Call("all_to_all_single", tensor, group, problem=problem, shown=[row])
+    call = Call("all_to_all_single", tensor, group, problem=problem, shown=[row], apart=True)
     parts = _rows(call.record, sent)
     shapes = [torch.Size((rows, *tensor.shape[1:])) for rows in received]
-    known = [call.known] * len(received), [call.known] * len(sent)
+    known = call.known_of_each, [call.known] * len(sent)
     exchange = exchanged(parts, shapes, call.partial, call.send.all_to_all, call.width, known)
     return wrap_record(in_one(exchange.split(shapes), (sum(received), *tensor.shape[1:])))
 

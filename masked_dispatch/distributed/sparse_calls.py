@@ -136,7 +136,8 @@ class SparseCall(Call):
 
     def gathered(self, root: int | None = None) -> Arrived:
         arrived = self.from_all(root)
-        return lambda: [rebuilt(entries, self.form(), self.known) for entries in arrived()]
+        known = self.known_of_each()
+        return lambda: [rebuilt(entries, self.form(), known[r]) for r, entries in enumerate(arrived())]
 
     def scattered(self, root: int) -> Arrived:
         numbers, known = range(len(self.everyone)), Known.of(self.told(root))
