@@ -77,7 +77,8 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
         raise refuse(
             call, "groups of positions are those of the batch, where samples do not begin; see masked_dispatch.align"
         )
-    check_joined(labels, given_of(records_of(call)), sizes_of(call, labels), rule.name)
+    if not isinstance(rule.dims, View):  # (which combines nothing)
+        check_joined(labels, given_of(records_of(call)), sizes_of(call, labels), rule.name)
     follower = _follower(call, labels)
     if follower in _ON_DENSE and any_stored(call):
         raise NotLowered("it works within each sample, on dense storage")

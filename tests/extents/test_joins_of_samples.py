@@ -349,3 +349,23 @@ def test_what_an_index_of_joined_samples_reads_is_there_where_the_index_is() -> 
 def test_an_index_reads_from_a_batch_without_positions() -> None:
     x = md.from_lengths(torch.ones(2, 3, 2), torch.tensor([3, 1]))[:, 3:]
     assert x.gather(2, x.argmax(2, keepdim=True)).shape == (2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "join", [lambda parts: torch.cat(parts), lambda parts: torch.stack([r for p in parts for r in p])]
+)
+@pytest.mark.parametrize("second", [[[0, 0, 1], [0, 1, 1]], [[1, 0, 0], [1, 1, 0]], [[1, 0, 1], [0, 1, 0]]])
+def test_samples_that_lie_at_different_places_are_taken_apart_again(second: list[list[int]], join: Any) -> None:
+    parts = [
+        md.padded(md.masked_tensor(torch.ones(2, 3), torch.tensor(m).bool()), dim=1)
+        for m in ([[0, 1, 1], [0, 0, 1]], second)
+    ]
+    x, rows = join(parts), [row for part in parts for row in part]
+    for taken in (
+        [x[b] for b in range(4)],
+        x.unbind(),
+        [x.select(0, b) for b in range(4)],
+        [x[b : b + 1].squeeze(0) for b in range(4)],
+    ):
+        for found, row in zip(taken, rows, strict=True):
+            md.testing.assert_close(found, row, check_extent=True)
