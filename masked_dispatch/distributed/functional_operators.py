@@ -26,6 +26,7 @@ from masked_dispatch.distributed.calls import Call as EagerCall
 from masked_dispatch.distributed.calls import any_partial
 from masked_dispatch.distributed.collectives import problem_of_splits
 from masked_dispatch.distributed.extents import Known, split_rows, told_of
+from masked_dispatch.distributed.operands import replace_extent
 from masked_dispatch.distributed.records import Masks, Send, exchanged, in_one, moved, problem_of_reduction, reduced
 from masked_dispatch.distributed.transport import Functional
 from masked_dispatch.distributed_internals import Group, process_group_named
@@ -149,20 +150,27 @@ def all_to_all_single(tensor: Tensor, received: Sequence[int], sent: Sequence[in
     return wrap_record(in_one(exchange.split(shapes), (sum(received), *tensor.shape[1:])))
 
 
+def replaced(target: Tensor, arrived: MaskedTensor) -> Tensor:
+    """Write what has arrived, with its extent; a graph asserts that the target has the same."""
+    if isinstance(target, MaskedTensor) and not being_traced(target._stored_tensors[0]):
+        replace_extent(target, arrived._extent)
+    return target.copy_(arrived)
+
+
 def all_reduce_(tensor: Tensor, reduce_op: str, group: Group) -> Tensor:
-    return tensor.copy_(all_reduce(tensor, reduce_op, group))
+    return replaced(tensor, all_reduce(tensor, reduce_op, group))
 
 
 def broadcast_(tensor: Tensor, src: int, group: Group) -> Tensor:
-    return tensor.copy_(broadcast(tensor, src, group))
+    return replaced(tensor, broadcast(tensor, src, group))
 
 
 def all_gather_into_tensor_out(tensor: Tensor, group_size: int, group: Group, *, out: Tensor) -> Tensor:
-    return out.copy_(all_gather_into_tensor(tensor, group_size, group))
+    return replaced(out, all_gather_into_tensor(tensor, group_size, group))
 
 
 def reduce_scatter_tensor_out(tensor: Tensor, reduce_op: str, group_size: int, group: Group, *, out: Tensor) -> Tensor:
-    return out.copy_(reduce_scatter_tensor(tensor, reduce_op, group_size, group))
+    return replaced(out, reduce_scatter_tensor(tensor, reduce_op, group_size, group))
 
 
 def each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:

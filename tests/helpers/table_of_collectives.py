@@ -4,6 +4,7 @@ calling it.
 eager       waited for by the function
 async       `async_op=True`, waited for by the caller; isend and irecv
 functional  the functional collective of the same meaning, where torch has one
+writing     the functional operator that writes to its argument, where torch has one
 """
 
 from __future__ import annotations
@@ -216,11 +217,28 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# The operators that write to the first argument of the case.
+WRITING: dict[str, Callable[..., Any]] = {
+    "all_gather_into_tensor": lambda out, x: OPERATORS.all_gather_into_tensor_out(x, *world(), out=out),
+    "all_reduce": lambda x: OPERATORS.all_reduce_(x, "sum", world()[1]),
+    "broadcast": lambda x, root: OPERATORS.broadcast_(x, root, world()[1]),
+    "reduce_scatter_tensor": lambda out, x: OPERATORS.reduce_scatter_tensor_out(x, "sum", *world(), out=out),
+}
+OPERATORS: Any = torch.ops._c10d_functional
+
+
+def world() -> tuple[int, Any]:
+    return distributed.get_world_size(), groups.WORLD.group_name
+
+
 def called(name: str, args: tuple[Any, ...], outputs: Any, way: str) -> Any:
     """Make the call; what it has written or returned."""
     if way == "functional":
         result = FUNCTIONAL[name](args[0] if name in ("broadcast", "all_reduce") else args[-1])
         return result if isinstance(result, list) else [result]
+    if way == "writing":
+        WRITING[name](*args)
+        return outputs
     work = getattr(distributed, name)(*args, async_op=way == "async")
     assert (work is None) == (way == "eager")
     if work is not None:
@@ -305,7 +323,8 @@ def ways(name: str) -> list[str]:
     if function is None:  # not in every version that is supported
         return []
     with_work = "async_op" in inspect.signature(function).parameters
-    return ["eager", *(["async"] if with_work else []), *(["functional"] if name in FUNCTIONAL else [])]
+    functional_ways = [way for way, table in (("functional", FUNCTIONAL), ("writing", WRITING)) if name in table]
+    return ["eager", *(["async"] if with_work else []), *functional_ways]
 
 
 for of, kind in KINDS.items():
