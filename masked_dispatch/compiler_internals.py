@@ -11,6 +11,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -19,6 +20,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from masked_dispatch.later_import import when_imported
 from masked_dispatch.replacements.replacing import is_replaced, no_call, replace
 
 if TYPE_CHECKING:
@@ -60,6 +62,23 @@ def constant_in_graphs(function: _Function) -> _Function:
     """Decorator: Dynamo calls `function` once while tracing, and treats the result as a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def trace_only_calls_of(*packages: str) -> None:
+    """Let Dynamo trace functions of these packages where traced code calls them, and leave their other frames alone.
+
+    After a graph break, Dynamo compiles whatever Python runs: also functions that the autograd engine or a graph calls,
+    in which it would break the graph while they build a tensor. It leaves torch's own files and those of the module
+    `copy` alone in the same way. This imports nothing: Dynamo is told when a program imports it.
+    """
+
+    def tell() -> None:
+        rules = sys.modules["torch._dynamo.trace_rules"]
+        for package in packages:
+            rules.add(package)
+            rules.BUILTIN_INLINE_WHEN_CALLED.add(f"{Path(sys.modules[package].__path__[0]).as_posix()}/")
+
+    when_imported("torch._dynamo.trace_rules", tell)
 
 
 def while_compiling(function: Callable[[ComptimeContext], None]) -> None:

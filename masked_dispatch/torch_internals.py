@@ -88,6 +88,8 @@ They assume the following of the releases in versions.py; assumptions/ has a che
     backward in ``AutogradFunctionApplyVariable.prepare_fn_vt``
 48. torch.save writes its older file format in ``torch.serialization._legacy_save``, and torch.load reads it in
     ``_legacy_load``, as Python functions
+49. Dynamo has a list of files whose frames it leaves alone, and one of those whose functions it traces all the same
+    where traced code calls them
 
 If torch withdraws the key, ``__torch_function__`` can call the same rules, at 1.3 µs more per call and without the
 operators that C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments

@@ -29,6 +29,7 @@ from masked_dispatch.compiler_internals import (
     place_views_of,
     record_new_tensor_of,
     record_writes_of,
+    trace_only_calls_of,
 )
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel
 from masked_dispatch.dispatch.kernel_table import kernel_table
@@ -45,8 +46,9 @@ from op_registry.traits import Traits
 
 
 def install() -> None:
-    """Register `prepare`; the package calls this once, at import."""
+    """The package calls this once, at import."""
     before_tracing.append(prepare)
+    trace_only_calls_of("masked_dispatch", "op_registry")
 
 
 def prepare() -> None:

@@ -165,6 +165,11 @@ def fractional_max_pool(
     If the random numbers that place a channel's windows are invalid, so are its results.
     """
 
+    if self.data.requires_grad and spatial_dims(op) == 2:
+        # torch's backward reads the sizes as numbers. A graph of any sizes would learn that too late, in backward.
+        for size in self.shape:
+            int(size)
+
     def pool(x: Tensor) -> Any:
         # Data and mask in one dtype, because the dtype affects where windows begin.
         return op(x.to(self.dtype), kernel_size, output_size, random_samples.filled(0.5))
