@@ -200,8 +200,11 @@ def dimensions_are_marked_as_dynamic() -> None:
 
 @assumption(25, "what torch.compile returns holds what it was given")
 def what_was_compiled_is_found_again() -> None:
+    @with_own_code
+    def function() -> None: ...
+
     module = torch.nn.Linear(1, 1)
-    expect(uncompiled(torch.compile(setting_now)) is setting_now)
+    expect(uncompiled(torch.compile(function)) is function)
     expect(uncompiled(torch.compile(module)) is module)
     expect(uncompiled(module) is module)
 

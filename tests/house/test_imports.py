@@ -32,8 +32,8 @@ FLOORS = {
         ("__main__",),
     ),
     "masked_dispatch": (
-        ("replacements",),
-        ("compiler_internals", "densification", "distributed_internals", "forks", "later_import", "versions"),
+        ("later_import", "replacements"),
+        ("compiler_internals", "densification", "distributed_internals", "forks", "versions"),
         ("engine_internals", "torch_internals"),
         ("scopes", "caller_warnings"),
         ("densify_policy", "update_policy"),
