@@ -104,7 +104,7 @@ def index(c: Bound) -> Any:
     dims = [d for d, i in enumerate(indices) if i is not None]
     used = [i for i in indices if i is not None]
     if any(indexing.is_boolean(i) for i in used):
-        return _by_mask(x, indices[0], used)
+        return _by_mask(x, dims[0], used)
     if len(used) == 1 and isinstance(x, Sparse) and isinstance(used[0], Dense):
         return _by_one_index(x, dims[0], used[0])
     if dims != list(range(x.ndim)):
@@ -137,15 +137,15 @@ def _by_one_index(x: Sparse, dim: int, index: Dense) -> Any:
     return call(aten.view.default, selected, (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]))
 
 
-def _by_mask(x: Dense | Sparse, first: Dense | Sparse | None, used: Sequence[Dense | Sparse]) -> Any:
-    """``x[mask]``."""
+def _by_mask(x: Dense | Sparse, dim: int, used: Sequence[Dense | Sparse]) -> Any:
+    """``x[mask]``, and ``x[:, ..., mask]``: a mask along one dimension."""
     mask = used[0]
-    of_rows = isinstance(x, Sparse) and mask.shape == x.shape[:1] and mask.dtype is torch.bool
-    fits = len(used) == 1 and first is not None and (of_rows or mask.shape == x.shape)
+    along = isinstance(x, Sparse) and mask.shape == x.shape[dim : dim + 1] and mask.dtype is torch.bool
+    fits = len(used) == 1 and (along or mask.shape == x.shape)
     if not fits or being_traced(stored_values(mask).data):
         raise NotLowered("it has a mask among other indices or of another shape, or how much it selects is unknown")
     if mask.shape != x.shape:
-        return index_select(x, 0, Dense(to_dense(mask).filled(False).nonzero()[:, 0]))  # type: ignore[arg-type]
+        return index_select(x, dim, Dense(to_dense(mask).filled(False).nonzero()[:, 0]))  # type: ignore[arg-type]
     flat, coordinates = valid_elements_of(mask)
     return lookup(x, sorted_coordinates(flat.filled(0), coordinates, x.shape))
 
