@@ -320,6 +320,7 @@ def _pair(event: Event) -> tuple[Taken, Taken] | None:
 # ---------------------------------------------------------------------------------------------------------------- sums
 
 _SUMS, _DIVISIONS = {"sum", "nansum"}, {"div", "true_divide"}
+_COUNTS = {"count", "count_nonzero", "masked_dispatch::count"}
 _SUMS_AT_INDICES = {"index_add": "source", "scatter_add": "src"}
 
 
@@ -334,7 +335,7 @@ class DividedSums:
     """Sums that left something out, and are divided by the number of what there was."""
 
     def __init__(self) -> None:
-        self._sums = Notes()
+        self._sums, self._counts = Notes(), Notes()
 
     def __call__(self, event: Event, line: Line) -> Iterator[Found]:
         if not event.operands or not event.results:
@@ -345,7 +346,9 @@ class DividedSums:
             self._keep(result, list(_parts(event)))
         elif event.name in _SUMS_AT_INDICES:
             self._keep(result, [_part_at_indices(event)])
-        elif parts and event.name in _DIVISIONS:
+        elif event.name in _COUNTS:
+            self._counts.set(result, True)
+        elif parts and event.name in _DIVISIONS and not self._is_count(event.named["other"]):
             yield Found("divided by size", _left_out(parts, _number(event.named["other"], result)))
         elif parts and event.name == "mul":
             yield Found("divided by size", _left_out(parts, 1 / _number(event.named["other"], result)))
@@ -356,7 +359,11 @@ class DividedSums:
     def divided(self, numerator: Tensor, other: object) -> int:
         """How many elements of a plain sum that is divided are to be reported."""
         parts = self._sums.get(numerator)
-        return _left_out(parts, _number(other, numerator)) if parts else 0
+        return _left_out(parts, _number(other, numerator)) if parts and not self._is_count(other) else 0
+
+    def _is_count(self, divisor: object) -> bool:
+        """Whether a divisor is the number of what is valid, which may happen to be that of what there was."""
+        return isinstance(divisor, Tensor) and bool(self._counts.get(divisor))
 
     def _keep(self, result: Tensor, parts: Sequence[Part]) -> None:
         kept = [part for part in parts if bool(part.left_out.any())]
@@ -401,6 +408,11 @@ def _number(value: Any, beside: Tensor) -> Tensor:
 
 
 def _left_out(parts: Sequence[Part], divisor: Tensor) -> int:
-    """How many elements or rows are left out where the divisor is the number of what there was."""
+    """How many elements or rows are left out where the divisor is the number of what there was.
+
+    A size is one number for all sums: a divisor of several numbers is none, though some of them may be the size.
+    """
+    if isinstance(parts[0].size, int) and divisor.numel() > 1 and bool((divisor != divisor.flatten()[0]).any()):
+        return 0
     same = [((divisor - size).abs() < size * 1e-6) * left_out for size, left_out in parts]
     return max(int(count.sum()) for count in same)

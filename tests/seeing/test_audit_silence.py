@@ -181,3 +181,16 @@ def test_bert_is_silent(head: str) -> None:
         optimizer.step()
     assert report.findings == ()
     assert report._calls > 100
+
+
+@pytest.mark.parametrize("kind", ["another count that is the size", "numbers of which some are the size"])
+def test_a_number_that_only_looks_like_a_size(kind: str) -> None:
+    """A recall: hits, divided by the number of what could be hit."""
+    hits = md.masked_tensor(torch.ones(3, 4), torch.tensor([[True, True, False, False]] * 3))
+    could_be = md.masked_tensor(torch.ones(3, 9), torch.arange(9) < 4)
+    with md.audit() as found:
+        _ = hits.sum(1) / (could_be.count(1) if kind.startswith("another") else torch.tensor([4, 4, 3]))
+    assert found.findings == ()
+    with md.audit() as found:
+        _ = hits.sum(1) / torch.tensor([4, 4, 4])
+    assert [finding.kind for finding in found.findings] == ["divided by size"]
