@@ -248,7 +248,10 @@ def plot(measured: Sequence[Measured], file: Path) -> None:
             at = [share for share, is_reached in shares if is_reached is reached]
             axes.plot(at, [row] * len(at), "o", color=colour, alpha=0.5, markersize=5, markeredgewidth=0)
         axes.text(0.01, row - 0.25, TITLES[one.name], transform=axes.get_yaxis_transform())
-    axes.axvline(1, color="#777", linewidth=1)
+    rows = range(len(measured))
+    axes.vlines(
+        [1] * len(rows), [row - 0.2 for row in rows], [row + 0.4 for row in rows], color="#777", linewidth=1
+    )  # not on titles
     axes.set_xscale("log")
     axes.set_xticks([0.1, 0.25, 0.5, 1, 2, 4, 10], ["0.1", "0.25", "0.5", "1", "2", "4", "10"])
     axes.minorticks_off()

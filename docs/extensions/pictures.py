@@ -54,9 +54,11 @@ class Picture:
         self.y += height
 
     def cells(self, x: float, y: float, rows: Sequence[Row], *, size: int = CELL) -> None:
-        """A matrix; None stands for an invalid element, and so do "F" and "0" of a mask."""
+        """A matrix; None stands for an invalid element, and so do "F" and "0" of a mask; "" is padding, left blank."""
         for i, row in enumerate(rows):
             for j, value in enumerate(row):
+                if value == "":
+                    continue
                 invalid = value in (None, "F", "0")
                 left, top = x + j * size, y + i * size
                 self.rectangle(left, top, size, size, INVALID if invalid else VALID)
@@ -93,7 +95,7 @@ def packages() -> Picture:
         (
             "op_registry: what an operator means",
             [
-                "conformance, testing: the laws P1–P8",
+                "conformance, testing: the laws P1–P9",
                 "ops: the rule book, a family of operators a folder",
                 "authoring: the words that rules are written in",
                 "records, sparse: Dense and Sparse, plain torch",
@@ -155,7 +157,7 @@ def masks() -> Picture:
     picture = Picture("A hole, padding, and one validity for each row")
     parts: tuple[tuple[str, str, Sequence[Row]], ...] = (
         ("a hole", "among valid elements", [[3, 1, 4], [1, None, 9], [2, 6, 5]]),
-        ("padding", "fills up to one length", [[3, 1, 4], [1, 5, None], [9, None, None]]),
+        ("padding", "fills up to one length", [[3, 1, 4], [1, 5, ""], [9, "", ""]]),
     )
     for number, (name, meaning, rows) in enumerate(parts):
         left = 30 + 215 * number
@@ -190,7 +192,7 @@ def storages() -> Picture:
     left, right = 20, 240
     heading(left, "dense", "data, and validity where needed")
     heading(right, "packed", "rows without their padding")
-    picture.cells(left, picture.y + 42, [[7, 0, 2, None], [5, None, None, None], [1, 8, None, None], [4, *[None] * 3]])
+    picture.cells(left, picture.y + 42, [[7, 0, 2, ""], [5, "", "", ""], [1, 8, "", ""], [4, "", "", ""]])
     picture.cells(right, picture.y + 42, [stored])
     indices(right, picture.y + 42 + CELL + 20, "offsets", offsets)
     picture.text(right, picture.y + 42 + CELL + 60, "The 0 is valid:", color=SOFT)

@@ -128,6 +128,14 @@ def test_every_family_of_the_semantics_has_an_example() -> None:
     assert [title for title, text in examples.items() if "```python\n>>> " not in text] == []
 
 
+def test_the_site_is_searched_from_disk() -> None:
+    """The plugin would load the script from the network, if it found none with this name."""
+    configuration = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "\n  - offline\n" in configuration
+    (script,) = re.findall(r"polyfills: \[(\S*iframe-worker\S*)\]", configuration)
+    assert "window.Worker=" in (ROOT / "docs" / script).read_text(encoding="utf-8")
+
+
 def test_the_pictures_are_as_drawn_and_described() -> None:
     """``python docs/extensions/pictures.py`` draws them again."""
     module = extension("pictures")
