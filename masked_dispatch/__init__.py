@@ -25,6 +25,7 @@ import typing as _typing
 
 import torch as _torch
 
+from masked_dispatch import called_functions as _called_functions
 from masked_dispatch import caller_warnings as _caller_warnings
 from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, testing, torchax
 from masked_dispatch import versions as _versions
@@ -114,6 +115,7 @@ if _versions.is_untested(_torch.__version__):
 
     _at_import.check_untested()
 
+_called_functions.install()
 _caller_warnings.install()
 _library.install()
 _dispatch.install()
@@ -227,6 +229,6 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for an attri
 
     def __getattr__(name: str) -> _typing.NoReturn:
         inside = (functional, optim, metrics, missing, interop)
-        elsewhere = {word: f"{module.__name__}.{word}" for module in inside for word in module.__all__}
-        words = _known_words.WORDS | elsewhere
-        _messages.no_such_name(__name__, name, words, torch=_known_words.function_of_torch(name))
+        modules = {word: f"{module.__name__}.{word}" for module in inside for word in module.__all__}
+        words = _known_words.WORDS | modules
+        _messages.no_such_name(__name__, name, words, elsewhere=_known_words.function_elsewhere(name))

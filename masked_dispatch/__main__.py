@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"example:\n  {EXAMPLES['demo']}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
     for name, what in (
         ("info", "versions, devices, the number of rules, and which optional libraries are there"),
         ("doctor", "whether the library works with the torch that is installed, on every device, within a minute"),
@@ -82,6 +82,9 @@ def _document(command: str, fields: dict[str, object]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     options = _parser().parse_args(argv)
+    if options.command is None:
+        _parser().print_help()
+        return 2
     return {"info": _info, "doctor": _doctor, "demo": _demo}[options.command](options.json)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from masked_dispatch import scopes
+from masked_dispatch.called_functions import named_by_function
 from masked_dispatch.densification import Densification, bytes_needed, report, storage_of
 from masked_dispatch.engine_internals import NO_CALLER, current_node, frames_to_caller
 from op_registry.errors import MaskedSemanticsError
@@ -113,7 +114,7 @@ def check_allowed(operation: str, tensors: Sequence[Tensor], why: str, instead: 
     layouts = ", ".join(storage_of(t) for t in tensors)
     by_hand = "Store them densely by x.to_dense(), or allow it"
     if needed > DEFAULT.limit:
-        by_hand = "A part of the tensor, x[…], needs less memory. If you have the memory, allow it"
+        by_hand = "A part of the tensor, x[...], needs less memory. If you have the memory, allow it"
     raise MaskedSemanticsError(
         f"{operation} has no sparse form for this call: {why}. Its operands are stored sparsely ({layouts}) and would "
         f"take {needed:,} bytes densely, which the current policy does not allow (densify({policy.when!r}"
@@ -151,4 +152,5 @@ def _warn_once(policy: Policy, operation: str, message: str) -> None:
     if (site, operation) in policy.warned.seen:
         return
     policy.warned.seen.add((site, operation))
+    message = named_by_function(message)
     warnings.warn_explicit(message, DensificationWarning, site.file, site.line, site.module)

@@ -163,7 +163,7 @@ def auroc(scores: Tensor, target: Tensor, average: Literal["macro", "weighted"] 
     binary = scores.shape == target.shape
     scores, answers = valid_pairs(scores, target)
     num_classes = 2 if binary else scores.shape[-1]
-    _check_classes(answers, num_classes, "scores of shape (…, C)" if binary else "these scores")
+    _check_classes(answers, num_classes, "scores of shape (..., C)" if binary else "these scores")
     if binary:
         scores = scores[:, None]
     of_class = answers[:, None] == torch.arange(1 if binary else 0, num_classes, device=scores.device)
@@ -217,7 +217,7 @@ def perplexity(logits: Tensor, target: Tensor) -> Tensor:
     if logits.shape[:-1] != target.shape:
         raise ValueError(
             f"logits of shape {tuple(logits.shape)} do not fit a target of shape {tuple(target.shape)}: they have "
-            "shape (…, C) for a target of shape (…)"
+            "shape (..., C) for a target of shape (...)"
         )
     losses = torch.nn.functional.cross_entropy(
         as_masked_tensor(logits).flatten(0, -2), target.flatten(), reduction="none"
@@ -287,7 +287,7 @@ def _pairs_of_classes(predicted: Tensor, target: Tensor, num_classes: int | None
         if given.is_floating_point() or given.is_complex():
             raise TypeError(
                 f"{name} has dtype {given.dtype}, but classes have to be integers or bool: compare scores of two "
-                "classes, predicted > 0.5, or pass scores of C classes, shape (…, C)"
+                "classes, predicted > 0.5, or pass scores of C classes, shape (..., C)"
             )
     classes, answers = (part.to(torch.int64) for part in valid_pairs(classes, target))
     if num_classes is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import random
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from pathlib import Path
 from op_registry.conformance import mutant_extents, mutant_table, runner
 from op_registry.conformance.devices.available import NAMES as DEVICES
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
-from op_registry.conformance.part import part
+from op_registry.conformance.mutant_ways import WAYS
+from op_registry.conformance.part import at_least_one, part
 from op_registry.conformance.pieces import pieces_of
 from op_registry.conformance.samples import database, operator_named, operators_of, variants
 from op_registry.conformance.subjects import find_subject
@@ -57,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"example:\n  {EXAMPLES['explain']}\n\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command")
 
     def command(name: str, what: str) -> argparse.ArgumentParser:
         made = commands.add_parser(
@@ -89,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     explain = command("explain", "what an operator does on masked tensors: its law, rule, storage, oracle and samples")
-    explain.add_argument("name", help="aten.cumsum, aten.add_.Tensor, mylib.gelu_fast, torch.cumsum, F.softmax …")
+    explain.add_argument("name", help="aten.cumsum, aten.add_.Tensor, mylib.gelu_fast, torch.cumsum, F.softmax ...")
     explain.add_argument("--import", dest="modules", action="append", default=[], help="a module that registers rules")
     explain.add_argument("--no-samples", action="store_true", help="don't run the operator's samples in sparse layouts")
 
@@ -134,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--slice", type=part, default="0/1", metavar="K/N", help="only the K-th of N equal parts of the operators"
     )
-    check.add_argument("--draw", type=int, metavar="N", help="only N of the operators, drawn by the seed")
+    check.add_argument("--draw", type=at_least_one, metavar="N", help="only N of the operators, drawn by the seed")
     check.add_argument(
         "--device",
         choices=DEVICES,
@@ -196,6 +198,8 @@ def _check(options: argparse.Namespace) -> int:
     if settings.dtypes == "all":
         names = [piece for name in names for piece in pieces_of(name)]
     names = names[options.slice]
+    if not names:
+        raise UnknownName("no operator is in this part (--slice), and a check of nothing does not succeed")
     if options.draw is not None:
         names = random.Random(options.seed).sample(names, min(options.draw, len(names)))
     reports = reporting.by_operator(
@@ -229,6 +233,8 @@ def _mutants(options: argparse.Namespace) -> int:
         text, every = mutant_extents.table()
         print(text)
         return 0 if every else 1
+    for way in set(options.way or ()) - set(WAYS):
+        raise UnknownName(f"no way of being wrong is called {way!r} (--way){nearest(way, WAYS)}")
     found = mutant_table.results(options.only != "rules", options.only != "strangers", options.way, options.workers)
     print(as_json.of_mutants(found) if options.json else found)
     return 1 if found.alarms else 0
@@ -307,7 +313,12 @@ COMMANDS = {"coverage": _coverage, "check": _check, "explain": _explain, "mutant
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. The exit status is 1 if a law is broken, and 2 with a one-line error if a name is unknown."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the table of mutants has marks that not every terminal has
     options = _parser().parse_args(argv)
+    if options.command is None:
+        _parser().print_help()
+        return 2
     try:
         return COMMANDS[options.command](options)
     except UnknownName as error:

@@ -98,7 +98,7 @@ class Registration:
                 raise self.error(f"{self.word} {exists}{hint} It takes {', '.join(known)}")
         missing = [name for name in needs if name not in given]
         if missing:
-            raise self.error(f"it needs {', '.join(f'{name}=…' for name in missing)}")
+            raise self.error(f"it needs {', '.join(f'{name}=...' for name in missing)}")
         try:
             return Traits(**given)
         except TypeError as error:
@@ -165,10 +165,10 @@ class Registration:
             required = [a.name for a in op._schema.arguments[1:] if not a.has_default_value()]
             if isinstance(dims, Slices) and (others := [name for name in tensor_arguments(op) if name in required]):
                 raise self.error(
-                    f"dims=Slices(…) states the dimensions of the first tensor alone, and {spelled(op)} also takes the "
-                    f"{'tensors' if len(others) > 1 else 'tensor'} {', '.join(others)}. If {others[0]} is a parameter "
-                    f"for the last dimensions, as a norm's weight, state dims=LastDims(…); if it goes with the first "
-                    f"tensor element by element, write the rule with operators: @masked_rule({spelled(op)}, "
+                    f"dims=Slices(...) states the dimensions of the first tensor alone, and {spelled(op)} also takes "
+                    f"the {'tensors' if len(others) > 1 else 'tensor'} {', '.join(others)}. If {others[0]} is a "
+                    "parameter for the last dimensions, as a norm's weight, state dims=LastDims(...); if it goes with "
+                    f"the first tensor element by element, write the rule with operators: @masked_rule({spelled(op)}, "
                     "category=COMPOSITE)"
                 )
             arguments = [a for a in op._schema.arguments if a.name not in read]

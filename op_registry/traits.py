@@ -90,7 +90,7 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "instead": _TEXT,
     "replacement": (lambda value: isinstance(value, _NUMBER) or callable(value), "a number, or a function of the data"),
     "dims": _of_type(
-        "a value of op_registry.authoring: Slices(…), Equation(…), LastDims(…), Elementwise()", Dimensions
+        "a value of op_registry.authoring: Slices(...), Equation(...), LastDims(...), Elementwise()", Dimensions
     ),
     "plain": (
         lambda value: isinstance(value, tuple) and all(type(n) is int for n in value),

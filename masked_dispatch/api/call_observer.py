@@ -119,7 +119,7 @@ def describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"plain {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
     if isinstance(value, (list, tuple)):
-        items = ", ".join(map(describe, value[:4])) + (", …" if len(value) > 4 else "")
+        items = ", ".join(map(describe, value[:4])) + (", ..." if len(value) > 4 else "")
         return f"[{items}]" if isinstance(value, list) else f"({items})"
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    return text if len(text) <= 60 else f"{text[:60]}..."

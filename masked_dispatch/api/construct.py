@@ -136,7 +136,7 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
             "choose what it counts as, from_lengths(data, lengths.to_tensor(0))"
         )
     if data.ndim < 2:
-        raise ValueError(f"from_lengths takes a padded batch, (B, …, T, …), not data of shape {tuple(data.shape)}")
+        raise ValueError(f"from_lengths takes a padded batch, (B, ..., T, ...), not data of shape {tuple(data.shape)}")
     dim = dim % data.ndim
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise TypeError(f"lengths have to be integers, one for each row; got {lengths.dtype}")

@@ -40,7 +40,7 @@ class Step:
             lines.append(f"  stays sparse: {self.lowering}")
         lines += [f"  densifies: {densification}" for densification in self.densified]
         raised = self.error.partition(":" if self.composite else "\n")[0]
-        lines.append(f"  raises {raised}" if self.error else f"  → {self.result}")
+        lines.append(f"  raises {raised}" if self.error else f"  -> {self.result}")
         return "\n".join("  " * (self.depth + 1) + line for line in lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import NoReturn
 
 import torch
@@ -23,6 +24,8 @@ WORDS = {
     "fill_value": "x.to_tensor(fill): there is no default, each use chooses",
     "filled": "x.to_tensor(fill)",
     "fillna": "x.to_tensor(fill), or masked_dispatch.missing.fillna(x, other) for a masked `other`",
+    "from_coo": "masked_dispatch.as_masked_tensor(s) for a torch.sparse tensor s, or "
+    "masked_dispatch.interop.from_scipy_sparse(s)",
     "groupby": "masked_dispatch.missing.groupby(x, labels, dim)",
     "harden_mask": "x.copy_(torch.where(x.get_mask(), y, x)) for a write that makes nothing valid",
     "iloc": "x[rows, columns]",
@@ -36,6 +39,7 @@ WORDS = {
     "notnull": "x.get_mask()",
     "nunique": "x.unique().numel()",
     "pad_stack": "masked_dispatch.pad_stack(tensors)",
+    "pct_change": "x / masked_dispatch.missing.shift(x, 1, dim) - 1",
     "ptp": "x.amax() - x.amin()",
     "recordmask": "x.get_mask()",
     "rolling": "masked_dispatch.missing.rolling(x, window, dim)",
@@ -50,16 +54,19 @@ WORDS = {
 }
 
 
-def function_of_torch(name: str) -> str | None:
-    """What to say of a name that torch, or torch.nn.functional, has as a function; None if neither has."""
+def function_elsewhere(name: str) -> str | None:
+    """What to say of a name that a module of torch has as a function, or pandas as a method; None if none has."""
     if name.startswith("_"):
         return None
-    for module in (torch, torch.nn.functional):
+    nn = torch.nn
+    for module in (torch, nn.functional, torch.fft, torch.linalg, torch.special, nn.utils.rnn):
         function = getattr(module, name, None)
         if callable(function) and not inspect.isclass(function):
             path = f"{module.__name__}.{name}"
             takes_tensors = function in torch.overrides.get_testing_overrides()
             return f"{path} takes masked tensors" if takes_tensors else f"here it is written {path}"
+    if (pandas := sys.modules.get("pandas")) and callable(getattr(pandas.DataFrame, name, None)):
+        return f"pandas has it: masked_dispatch.interop.to_pandas(x).{name}(...)"
     return None
 
 

@@ -28,7 +28,7 @@ def naming_the_function(name: str, options: tuple[str, ...]) -> Callable[..., An
             for option in options:
                 if option in kwargs:
                     raise TypeError(
-                        f"x.{name}() is torch's method and has no {option}; use masked_dispatch.{name}(x, …, "
+                        f"x.{name}() is torch's method and has no {option}; use masked_dispatch.{name}(x, ..., "
                         f"{option}={kwargs[option]!r})"
                     )
         return method(self, *args, **kwargs)

@@ -33,7 +33,7 @@ def padded(x: Tensor, extent: Tensor | None = None, *, dim: int | tuple[int, ...
             f"{tuple(x.shape)} is plain, and all of it would be there"
         )
     if x.ndim < 2:
-        raise ValueError(f"padded takes a batch, (B, …, T, …), not a tensor of shape {tuple(x.shape)}")
+        raise ValueError(f"padded takes a batch, (B, ..., T, ...), not a tensor of shape {tuple(x.shape)}")
     dims = None if dim is None else sorted({d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)})
     if dims is not None and 0 in dims:
         raise ValueError("padded: dimension 0 numbers samples; positions are numbered by others")
@@ -64,7 +64,7 @@ def last(x: T, dim: int = 1, k: int | None = None) -> T:
 
 def _ends(name: Literal["first", "last"], x: T, dim: int, k: int | None) -> T:
     if k is not None and k < 0:
-        raise ValueError(f"{name} takes a number of positions, k ≥ 0, not {k}")
+        raise ValueError(f"{name} takes a number of positions, k >= 0, not {k}")
     found: T = torch.ops.masked_dispatch.ends(x, dim, 1 if k is None else k, name == "last")
     return found.select(dim, 0) if k is None else found  # type: ignore[return-value]
 

@@ -33,7 +33,7 @@ from masked_dispatch.compiler_internals import (
 from masked_dispatch.torch_internals import as_value
 
 
-@assumption(11, "AOTDispatchAutograd.process_runtime_tangent(x, meta, …) coerces runtime tangents")
+@assumption(11, "AOTDispatchAutograd.process_runtime_tangent(x, meta, ...) coerces runtime tangents")
 def runtime_tangents_go_through_one_function() -> None:
     from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
     from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
@@ -100,7 +100,7 @@ def inductor_has_a_table_of_lowerings_and_a_fused_multiply_add() -> None:
     with assumed("inductor tells inputs of a graph from computed values"):
         expect(callable(ir.StorageBox.is_input_buffer))
         expect(callable(ir.BaseView.unwrap_view))
-    with assumed("prims.fma(a, b, c) is a · b + c"):
+    with assumed("prims.fma(a, b, c) is a * b + c"):
         a, b, c = torch.tensor([2.0]), torch.tensor([3.0]), torch.tensor([4.0])
         expect_equal(fused_multiply_add()(a, b, c).item(), 10.0)
     with assumed("Dynamo records as a copy_ what these methods of TensorVariable are called for"):

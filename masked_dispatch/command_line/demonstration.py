@@ -68,8 +68,8 @@ def trained(advance: Callable[[], None]) -> Part:
     text = [
         ">>> model = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 1))",
         f"    {training.STEPS} steps of Adam on {training.ROWS} rows with 30 % of the features missing",
-        f"    loss with NaN under the mask    {first[0]:.4f} → {first[-1]:.4f}",
-        f"    loss with 1e30 under the mask   {second[0]:.4f} → {second[-1]:.4f}    equal in every step: {same}",
+        f"    loss with NaN under the mask    {first[0]:.4f} -> {first[-1]:.4f}",
+        f"    loss with 1e30 under the mask   {second[0]:.4f} -> {second[-1]:.4f}    equal in every step: {same}",
     ]
     figures = {"first loss": first[0], "last loss": first[-1]}
     return Part("Unmodified modules", "\n".join(text), figures, same and first[-1] < first[0] / 2)

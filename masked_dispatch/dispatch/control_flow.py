@@ -91,7 +91,7 @@ def _booleans(value: Any, extent: Extent | None, number: int) -> list[Tensor]:
     if extent is None or found.places != extent.places:
         raise MaskedSemanticsError(
             f"value {number} of shape {tuple(value.shape)} knows of other padding in one branch, or one step, than in "
-            "another. Give it the same in all, masked_dispatch.padded(y, dim=…) or masked_dispatch.align; or treat "
+            "another. Give it the same in all, masked_dispatch.padded(y, dim=...) or masked_dispatch.align; or treat "
             "padding as missing values, y.without_extent()"
         )
     return [f.there.to(_number(value), copy=True) for f in factors_of(unwrap(value))]

@@ -13,7 +13,7 @@ def refuse_plain(value: object, rule: Rule, result: int) -> None:
         raise TypeError(
             f"the rule of {rule.name} [{rule.where}] returned a plain tensor of shape {tuple(value.shape)}, which "
             "would lose the mask; a rule returns Dense(data, validity). A rule may return plain results (a count, "
-            "indices) if its category is QUERY or if it declares them: masked_rule(…, plain=(1,))."
+            "indices) if its category is QUERY or if it declares them: masked_rule(..., plain=(1,))."
         )
 
 

@@ -63,7 +63,7 @@ def to_arrow(x: Tensor, names: Sequence[str] | None = None) -> Any:
     given = "no names" if names is None else f"{len(names)} names"
     raise ValueError(
         f"a tensor of shape {tuple(x.shape)} with {given}: an Arrow array has one dimension and no names, a table "
-        "has two dimensions and a name for each column, to_arrow(x, names=[…])"
+        "has two dimensions and a name for each column, to_arrow(x, names=[...])"
     )
 
 
@@ -85,7 +85,7 @@ def _parts(column: pa.Array | pa.ChunkedArray, name: str) -> Parts:
         array = pa.concat_arrays(array.chunks)
     kind = array.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        other = "combine its parts" if pa.types.is_nested(kind) else "convert it: pyarrow.compute.cast(column, …)"
+        other = "combine its parts" if pa.types.is_nested(kind) else "convert it: pyarrow.compute.cast(column, ...)"
         if pa.types.is_dictionary(kind):
             other = "take its numbers, column.indices, or its values, column.dictionary_decode()"
         raise TypeError(f"column {name} of type {kind} has no equivalent in torch; {other}")

@@ -72,7 +72,7 @@ def to_batch_encoding(batch: Mapping[str, Any], padding: Mapping[str, int | floa
         )
     unknown = [key for key in masked if key not in padding]
     if unknown:
-        raise KeyError(f"no padding is given for {unknown}: to_batch_encoding(batch, {{{unknown[0]!r}: number, …}})")
+        raise KeyError(f"no padding is given for {unknown}: to_batch_encoding(batch, {{{unknown[0]!r}: number, ...}})")
     positions = {key: positions_of(value, f"the {MASK} of {key!r}") for key, value in masked.items()}
     (first, valid), *others = positions.items()
     for key, other in others:

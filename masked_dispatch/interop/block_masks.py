@@ -53,7 +53,7 @@ def to_block_mask(scores: Tensor, block_size: int | tuple[int, int] = 128) -> Bl
     if scores.ndim != 4:
         raise ValueError(
             f"scores of attention have shape (B, H, Q, K), not {tuple(scores.shape)}; for the padding of a batch "
-            "(B, T, …) use to_key_block_mask"
+            "(B, T, ...) use to_key_block_mask"
         )
     mask = mask_of(scores)
     batch, heads, queries, keys = scores.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -28,17 +28,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def takes(*, instead: str = "", **kinds: type | tuple[type, ...]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def takes(
+    *, instead: str = "", words: Mapping[str, str] | None = None, **kinds: type | tuple[type, ...]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a conversion, so that it refuses arguments of other types with an error that names the function.
 
     kinds    the types that each of the function's leading parameters accepts
     instead  a hint for a likely wrong type of the first parameter, added to its error
+    words    keywords of other libraries, and what is written here; unless None, errors name the function's own keywords
     """
 
     def decorate(door: Callable[P, R]) -> Callable[P, R]:
-        names = list(inspect.signature(door).parameters)[: len(kinds)]
+        every = list(inspect.signature(door).parameters)
+        names = every[: len(kinds)]
         if names != list(kinds):
-            raise TypeError(f"takes(…) names {list(kinds)}, and {door.__name__} begins with {names}")
+            raise TypeError(f"takes(...) names {list(kinds)}, and {door.__name__} begins with {names}")
 
         @functools.wraps(door)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -47,11 +51,21 @@ def takes(*, instead: str = "", **kinds: type | tuple[type, ...]) -> Callable[[C
                     value = args[i] if i < len(args) else kwargs[name]
                     if not isinstance(value, kinds[name]):
                         raise TypeError(not_taken(door.__name__, name, kinds[name], value, "" if i else instead))
+            if words is not None:
+                check_keywords(door.__name__, kwargs, every, words)
             return door(*args, **kwargs)
 
         return checked
 
     return decorate
+
+
+def check_keywords(door: str, given: Iterable[str], names: Sequence[str], words: Mapping[str, str]) -> None:
+    """Raise TypeError for a keyword that `door` does not have: it says what is written instead, or which there are."""
+    for keyword in given:
+        if keyword not in names:
+            instead = words.get(keyword, f"it has {', '.join(name for name in names if name != 'self')}")
+            raise TypeError(f"{door} takes no {keyword}=; {instead}")
 
 
 def not_taken(door: str, name: str, kinds: type | tuple[type, ...], value: object, instead: str = "") -> str:

@@ -33,7 +33,7 @@ def from_nested_tensor(nested: Tensor, total_length: int | None = None) -> Maske
     if len(shapes) > 1 or not parts[0].ndim:
         each = [tuple(part.shape) for part in parts[:3]]
         raise ValueError(
-            f"the parts of the nested tensor have shapes {each}…; in a batch they differ in their first dimension "
+            f"the parts of the nested tensor have shapes {each}...; in a batch they differ in their first dimension "
             "only. Swap dimensions, or pad and mask it with from_lengths"
         )
     lengths = torch.tensor([len(part) for part in parts], device=nested.device)

@@ -15,7 +15,9 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 AnyArray = np.ndarray[Any, np.dtype[Any]]
 
 
-@takes(array=(np.generic, np.ndarray), instead="pass numpy.ma.array(array, mask=…), or use masked_tensor(array, mask)")
+@takes(
+    array=(np.generic, np.ndarray), instead="pass numpy.ma.array(array, mask=...), or use masked_tensor(array, mask)"
+)
 def from_numpy_masked(array: AnyArray) -> MaskedTensor:
     """Convert a masked or plain NumPy array to a masked tensor of the same shape and dtype.
 
@@ -47,7 +49,7 @@ def tensor_of_array(array: AnyArray) -> Tensor:
     if array.dtype.kind not in "biufc":
         raise TypeError(
             f"an array of dtype {array.dtype} and shape {array.shape} has no equivalent in torch; convert it, "
-            "array.astype(…), to bool, integers, floating point or complex numbers"
+            "array.astype(...), to bool, integers, floating point or complex numbers"
         )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

@@ -39,7 +39,7 @@ def to_packed_sequence(x: Tensor, batch_first: bool = False, enforce_sorted: boo
     has none; torch's RuntimeError for an unsorted batch with `enforce_sorted`.
     """
     if x.ndim < 2:
-        raise ValueError(f"a tensor of shape {tuple(x.shape)} is not a batch of sequences, (T, B, …) or (B, T, …)")
+        raise ValueError(f"a tensor of shape {tuple(x.shape)} is not a batch of sequences, (T, B, ...) or (B, T, ...)")
     batch = x if batch_first else x.transpose(0, 1)
     lengths = to_lengths(batch).cpu()
     if not lengths.all():

@@ -79,7 +79,7 @@ def to_lengths(x: Tensor, dim: int = 1) -> Tensor:
     dim = dim % x.ndim if x.ndim else dim
     if x.ndim < 2 or dim == 0:
         raise ValueError(
-            f"a tensor of shape {tuple(x.shape)} has no lengths along dim={dim}: a batch has shape (B, …, T, …)"
+            f"a tensor of shape {tuple(x.shape)} has no lengths along dim={dim}: a batch has shape (B, ..., T, ...)"
         )
     valid = positions_of(x.movedim(dim, 1), "a length")
     lacking = extent_of(x) & ~mask_of(x) if isinstance(x, MaskedTensor) and x._extent is not None else valid[:0]
@@ -105,7 +105,7 @@ def check_shape(data: Tensor, mask: Tensor, name: str) -> None:
     if data.ndim < 2 or mask.shape != data.shape[:2]:
         raise ValueError(
             f"{name} of shape {tuple(mask.shape)} does not fit data of shape {tuple(data.shape)}: it needs an entry "
-            "for each position, (B, T) for data of (B, T, …)"
+            "for each position, (B, T) for data of (B, T, ...)"
         )
 
 
@@ -119,7 +119,7 @@ def positions_of(x: Tensor, name: str) -> Tensor:
     """Return which positions of a batch are valid, shape (B, T); refuse partly valid positions."""
     if x.ndim < 2:
         raise ValueError(
-            f"a tensor of shape {tuple(x.shape)} has no positions that {name} describes: a batch has shape (B, T, …)"
+            f"a tensor of shape {tuple(x.shape)} has no positions that {name} describes: a batch has shape (B, T, ...)"
         )
     mask = mask_of(x)
     if x.ndim == 2:
@@ -134,7 +134,7 @@ def positions_of(x: Tensor, name: str) -> Tensor:
             raise ValueError(
                 f"{in_part} of {whole.numel()} positions of a batch of shape {tuple(x.shape)} are partly valid, but "
                 f"{name} only describes whole positions. Keep those that are valid as a whole, "
-                f"x.mask_with(x.get_mask().flatten(2).all(2){'[..., None]' if x.ndim == 3 else '.view(…)'}), or "
+                f"x.mask_with(x.get_mask().flatten(2).all(2){'[..., None]' if x.ndim == 3 else '.view(...)'}), or "
                 "choose values for the others"
             )
     return whole

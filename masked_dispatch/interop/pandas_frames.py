@@ -64,7 +64,9 @@ def to_pandas(
     index, columns = (labels.tolist() if isinstance(labels, Tensor) else labels for labels in (index, columns))
     if x.ndim == 1:
         if columns is not None:
-            raise ValueError(f"a tensor of shape {tuple(x.shape)} becomes a Series, which has no columns: pass name=…")
+            raise ValueError(
+                f"a tensor of shape {tuple(x.shape)} becomes a Series, which has no columns: pass name=..."
+            )
         return pd.Series(_nullable(values, valid), index=index, name=name)
     if x.ndim != 2:
         raise ValueError(
@@ -72,7 +74,9 @@ def to_pandas(
             "rows and columns: x.flatten(1), or x[:, i]"
         )
     if name is not None:
-        raise ValueError(f"a tensor of shape {tuple(x.shape)} becomes a DataFrame, which has no name: pass columns=[…]")
+        raise ValueError(
+            f"a tensor of shape {tuple(x.shape)} becomes a DataFrame, which has no name: pass columns=[...]"
+        )
     labels = pd.RangeIndex(len(x)) if index is None else index
     frame = pd.DataFrame({i: _nullable(values[:, i], valid[:, i]) for i in range(x.shape[1])}, index=labels)
     if columns is not None:

@@ -55,7 +55,7 @@ def to_polars(x: Tensor, names: str | Sequence[str] | None = None) -> Any:
         return pl.DataFrame([_series(name, values[:, i], valid[:, i]) for i, name in enumerate(names)])
     raise ValueError(
         f"a tensor of shape {tuple(x.shape)} with names={names!r}: a Series has one dimension and one name, a "
-        "DataFrame has two dimensions and a name for each column, to_polars(x, names=[…])"
+        "DataFrame has two dimensions and a name for each column, to_polars(x, names=[...])"
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from masked_dispatch.api.known_words import WORDS
+from masked_dispatch.api.known_words import WORDS, function_elsewhere
 from masked_dispatch.missing.filling import bfill, dropna, ffill, fillna, interpolate, nan_to_invalid, shift
 from masked_dispatch.missing.groups import GroupBy, groupby
 from masked_dispatch.missing.rolling_windows import Rolling, rolling
@@ -43,4 +43,4 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
     def __getattr__(name: str) -> NoReturn:
-        no_such_name(__name__, name, WORDS, __all__)
+        no_such_name(__name__, name, WORDS, __all__, function_elsewhere(name))

@@ -15,7 +15,14 @@ from masked_dispatch.api.along_dim import average_ranks, order_by_group
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.interop.crossing import filled, mask_of, placed_like
 from masked_dispatch.missing.labels import Labels, counted_from_zero, numbered
-from masked_dispatch.missing.moments import check_inexact, root, square_of_distance, summed_dtype, takes_tensor
+from masked_dispatch.missing.moments import (
+    check_inexact,
+    root,
+    square_of_distance,
+    summed_dtype,
+    takes_keywords,
+    takes_tensor,
+)
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
@@ -26,7 +33,8 @@ def groupby(x: Tensor, labels: Labels, dim: int = 0, *, num_groups: int | None =
     x           any shape and storage, masked or plain
     labels      one for each index along `dim`, shape (x.shape[dim],): integers or bools, as a tensor (a masked one: an
                 invalid label belongs to no group), a list or an array; strings, dates and others as a Series, an Index,
-                a Categorical, an array or a list, which pandas numbers (its missing labels belong to no group)
+                a Categorical, an array or a list, which pandas numbers (its missing labels belong to no group). A list
+                of such labels, or a frame of them, makes a group of those that occur together, as in pandas
     num_groups  labels count from 0 to num_groups - 1, and each has a row, whether it occurs or not. So the shape of the
                 results doesn't depend on the labels, and `torch.compile` makes one graph
 
@@ -40,7 +48,7 @@ class GroupBy:
     """Statistics of the groups of a tensor along `dim`, made by `groupby`.
 
     labels   the different labels, sorted, one for each row of a result: a tensor for a tensor or a list of integers,
-             an array for an array, an Index for labels of pandas
+             an array for an array, an Index for labels of pandas, a MultiIndex for several labels
     inverse  the row of each index along `dim`, a masked int64 tensor, invalid for an index in no group:
              ``g.mean()[g.inverse]`` has a row for each row of `x` (``index_select(dim, …)`` for other dimensions)
 
@@ -104,11 +112,13 @@ class GroupBy:
         check_inexact(self._filled, "mean")
         return self._result(self._rows(self._means()), self._filled.dtype)
 
+    @takes_keywords
     def var(self, correction: float = 1) -> MaskedTensor:
         """The variance; of one element NaN, as torch.var gives. Real for complex values."""
         check_inexact(self._filled, "var")
         return self._result(self._variances(correction), self._filled.real.dtype)
 
+    @takes_keywords
     def std(self, correction: float = 1) -> MaskedTensor:
         """The standard deviation; of one element NaN, as torch.std gives. Real for complex values."""
         check_inexact(self._filled, "std")

@@ -43,6 +43,8 @@ def numbered(labels: Labels) -> tuple[Tensor, Any]:
         found, different = _numbered_by_torch(interop.from_numpy_masked(labels))  # type: ignore[arg-type]
         return found, different.numpy()
     if type(labels).__module__.partition(".")[0] == "pandas":
+        if getattr(labels, "ndim", 1) == 2:
+            return _numbered_together([column for _, column in labels.items()])  # type: ignore[union-attr]
         return _numbered_by_pandas(labels)
     if hasattr(labels, "__array__"):
         array = labels.__array__()
@@ -51,6 +53,8 @@ def numbered(labels: Labels) -> tuple[Tensor, Any]:
         found, different = _numbered_by_torch(torch.as_tensor(array))
         return found, different.numpy()
     labels = list(labels)
+    if labels and all(map(_are_labels, labels)):
+        return _numbered_together(labels)
     if any(isinstance(label, Tensor) for label in labels):
         raise TypeError("labels have to be one tensor, not a list of tensors: pass torch.stack(labels)")
     if all(isinstance(label, numbers.Integral) for label in labels):
@@ -100,14 +104,42 @@ def _numbered_by_torch(labels: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def _numbered_by_pandas(labels: Any) -> tuple[Tensor, Any]:
+def _are_labels(labels: object) -> bool:
+    """Whether an element of a list is labels itself; a tuple is one label."""
+    return hasattr(labels, "__len__") and not isinstance(labels, (str, bytes, tuple)) and getattr(labels, "ndim", 1) > 0
+
+
+def _numbered_together(keys: Sequence[Labels]) -> tuple[Tensor, Any]:
+    """By several labels for each index, like pandas' groupby of a list: those that occur together, a MultiIndex."""
+    each = [numbered(labels) for labels in keys]
+    if len(each) == 1:
+        return each[0]
+    sizes = {tuple(found.shape) for found, _ in each}
+    if len(sizes) > 1:
+        raise ValueError(f"several labels for each index need one length, and these have shapes {sorted(sizes)}")
+    codes = torch.stack([found for found, _ in each], 1)
+    known = (codes < torch.tensor([len(different) for _, different in each])).all(1)
+    different, found = codes[known].unique(dim=0, return_inverse=True)
+    columns = [
+        (names.numpy() if isinstance(names, Tensor) else names)[at]
+        for (_, names), at in zip(each, different.T.numpy(), strict=True)
+    ]
+    index = _pandas("several labels for each index").MultiIndex.from_arrays(
+        columns, names=[getattr(labels, "name", None) for labels in keys]
+    )
+    return torch.full_like(codes[:, 0], len(different)).masked_scatter(known, found), index
+
+
+def _pandas(what: str) -> Any:
     try:
-        import pandas as pd
+        import pandas
     except ImportError as error:
-        raise ImportError(
-            f"labels in a {type(labels).__name__} that are neither integers nor bool are numbered by pandas: install "
-            "it, or number them yourself"
-        ) from error
+        raise ImportError(f"{what} are numbered by pandas: install it, or number them yourself") from error
+    return pandas
+
+
+def _numbered_by_pandas(labels: Any) -> tuple[Tensor, Any]:
+    pd = _pandas(f"labels in a {type(labels).__name__} that are neither integers nor bool")
     labels = pd.Index(labels, dtype=object, tupleize_cols=False) if isinstance(labels, list) else labels
     _check_one_dimension(labels)
     found, different = pd.factorize(labels, sort=True)

@@ -10,10 +10,29 @@ from masked_dispatch.interop.crossing import filled, mask_of, placed_like, takes
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dtypes import accumulation_dtype
 
+# Keywords of pandas, and what is written here.
+KEYWORDS = {
+    "axis": "here it is dim=",
+    "by": "here it is labels=, with one label for each index along dim",
+    "ddof": "here it is correction=",
+    "fill_value": "fill the result, masked_dispatch.missing.fillna(result, value)",
+    "limit_area": "it fills between valid elements; masked_dispatch.missing.ffill and bfill fill after and before them",
+    "limit_direction": "it fills between valid elements; masked_dispatch.missing.ffill and bfill fill after and before",
+    "method": "masked_dispatch.missing.ffill and bfill repeat neighbours, and interpolate is linear, of evenly spaced "
+    "elements. pandas has others: from_pandas(to_pandas(x, index=times).interpolate(method=...)), both of "
+    "masked_dispatch.interop",
+    "min_periods": "here it is min_count=",
+    "subset": "keep the rows by their mask, x[x[:, columns].get_mask().all(1)]",
+    "thresh": "keep the rows by their count, x[x.count(1) >= n]",
+}
+
 # Decorates a function of `x`, so that a frame or an array is refused with what to pass.
 takes_tensor = takes(
-    x=Tensor, instead="pass masked_dispatch.interop.from_pandas(x) of a frame, masked_tensor(x, mask) of an array"
+    x=Tensor,
+    instead="pass masked_dispatch.interop.from_pandas(x) of a frame, masked_tensor(x, mask) of an array",
+    words=KEYWORDS,
 )
+takes_keywords = takes(words=KEYWORDS)  # decorates a method
 
 
 def is_inexact(x: Tensor) -> bool:

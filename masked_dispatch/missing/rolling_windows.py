@@ -14,7 +14,15 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from masked_dispatch.missing.moments import InOrder, check_inexact, root, square_of_distance, summed_dtype, takes_tensor
+from masked_dispatch.missing.moments import (
+    InOrder,
+    check_inexact,
+    root,
+    square_of_distance,
+    summed_dtype,
+    takes_keywords,
+    takes_tensor,
+)
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dims import Number
 from op_registry.records.dtypes import highest, lowest
@@ -90,11 +98,13 @@ class Rolling:
         adding, result = summed_dtype(self._filled)
         return self._result((self._sums(adding) / self._counts.clamp(min=1)).to(result))
 
+    @takes_keywords
     def var(self, correction: float = 1) -> MaskedTensor:
         """The variance; of one element NaN, as torch.var gives. Real for complex values."""
         check_inexact(self._filled, "var")
         return self._result(self._variances(correction).to(self._filled.real.dtype))
 
+    @takes_keywords
     def std(self, correction: float = 1) -> MaskedTensor:
         """The standard deviation; of one element NaN, as torch.std gives. Real for complex values."""
         check_inexact(self._filled, "std")

@@ -161,7 +161,7 @@ class Audit:
         lines = [f"audit: {counted(len(findings), 'finding')}"]
         for found in findings:
             lines.append(f"{os.path.basename(found.file)}:{found.line}: {found.code}")
-            lines += [f"    {found.what}: {found.how_many}", f"    → {found.todo}"]
+            lines += [f"    {found.what}: {found.how_many}", f"    -> {found.todo}"]
         return "\n".join(lines)
 
     __repr__ = __str__

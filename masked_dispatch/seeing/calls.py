@@ -113,13 +113,13 @@ class Call:
         """Return the storage of its masked operands and results: "csr", or "csr → dense"."""
         before = _storages(self.masked_operands)
         after = _storages(tuple(result for result in self.results if result.masked))
-        return f"{before} → {after}" if after and before and after != before else before or after
+        return f"{before} -> {after}" if after and before and after != before else before or after
 
     def __str__(self) -> str:
         before = ", ".join(map(str, self.masked_operands)) or "plain"
         after = ", ".join(map(str, self.results)) or "nothing"
         marks = [self.rule, self.storage, *self.marks]
-        return f"{self.name}: {before} → {after} ({'; '.join(mark for mark in marks if mark)})"
+        return f"{self.name}: {before} -> {after} ({'; '.join(mark for mark in marks if mark)})"
 
     __repr__ = __str__
 

@@ -96,7 +96,7 @@ def new_of_size_or_data(like: MaskedTensor, args: tuple[object, ...], device: to
         raise MaskedSemanticsError(
             f"x.new(storage) of a masked tensor of {like.dtype} would be a masked tensor around a storage of "
             f"{first.nbytes()} bytes, and nothing says which of its elements are valid. Make a plain tensor of it, "
-            "torch.empty(0, dtype=…).set_(storage), and mask that: as_masked_tensor(data, mask)."
+            "torch.empty(0, dtype=...).set_(storage), and mask that: as_masked_tensor(data, mask)."
         )
     if isinstance(first, torch.Size) and not others:
         return like.new_empty(first, device=device)

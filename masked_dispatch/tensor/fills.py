@@ -23,6 +23,11 @@ def checked_fill(tensor: Tensor, fill: object) -> Number | Tensor:
     if isinstance(fill, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return fill  # type: ignore[return-value]  # a number that the graph computes when it runs
     number = _number(fill)
+    if fill is None:
+        raise TypeError(
+            "to_tensor(fill) takes the value of invalid elements, a number or a plain tensor, and there is no default: "
+            "each use chooses. If every element is valid, any number will do"
+        )
     if number is None:
         raise TypeError(
             f"the fill is {fill!r}; it has to be a number or a plain tensor that broadcasts to "

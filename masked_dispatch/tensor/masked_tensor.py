@@ -156,13 +156,14 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
         """bool tensor of shape `self.shape`, True where valid; a copy, so writing to it changes nothing."""
         return torch.ops.masked_dispatch.get_mask(self)
 
-    def to_tensor(self, fill: Number | Tensor) -> Tensor:
+    def to_tensor(self, fill: Number | Tensor = None) -> Tensor:  # type: ignore[assignment]
         """A plain tensor with `fill` where invalid, a copy; differentiable.
 
         fill  a number that the dtype can represent (a float may be rounded), or a plain tensor that broadcasts to the
               shape
 
-        Raises ValueError for a number out of kind or range, or a tensor that does not broadcast, TypeError for others.
+        Raises ValueError for a number out of kind or range, or a tensor that does not broadcast, TypeError for others,
+        and without `fill`: there is no default, each use chooses.
         """
         fill = checked_fill(self, fill)
         if isinstance(fill, Tensor):

@@ -55,18 +55,18 @@ def no_such_name(
     name: str,
     words: Mapping[str, str] | None = None,
     names: Iterable[str] = (),
-    torch: str | None = None,
+    elsewhere: str | None = None,
 ) -> NoReturn:
     """Raise the AttributeError of a public module for a name that it lacks.
 
-    words  for names of other libraries: the code to write here
-    names  the module's own names; the error for any other name lists them
-    torch  the function of torch with this name
+    words      for names of other libraries: the code to write here
+    names      the module's own names; the error for any other name lists them
+    elsewhere  where a function with this name is
     """
     if words is not None and name in words:
         instead = f"; here it is written {words[name]}"
-    elif torch is not None:
-        instead = f"; {torch}"
+    elif elsewhere is not None:
+        instead = f"; {elsewhere}"
     else:
         instead = f"; it has {', '.join(names)}" if names else ""
     raise AttributeError(f"module {module!r} has no attribute {name!r}{instead}", name=name)
@@ -84,12 +84,12 @@ def likely_category(op: OpOverload) -> tuple[str, str]:
         return "reduction", f"op_registry.authoring.reduction(torch.ops.{name}, identity=0)"
     if "dim" in arguments and tensors == 1:
         return "reduction, if it gives one number for each slice, or scan, if one for each element", (
-            f"op_registry.authoring.reduction(torch.ops.{name}, identity=0)  # or scan(…); 0, if a 0 changes nothing"
+            f"op_registry.authoring.reduction(torch.ops.{name}, identity=0)  # or scan(...); 0, if a 0 changes nothing"
         )
     if tensors == 1 and len(arguments) == 1:
         return "elementwise", f"op_registry.authoring.elementwise(torch.ops.{name})"
     return "a function of its own", (
-        f"@op_registry.authoring.masked_rule(torch.ops.{name}, category=…)\n"
+        f"@op_registry.authoring.masked_rule(torch.ops.{name}, category=...)\n"
         f"    def {schema.name.partition('::')[2]}({', '.join(a.name for a in schema.arguments)}): ..."
     )
 
@@ -112,7 +112,7 @@ def no_rule(op: OpOverload, called_with: str) -> str:
 def passed_to_torch_func(tensor: Tensor) -> str:
     """Why a masked tensor may not be passed to a torch.func transform directly."""
     return (
-        f"a masked tensor of shape {tuple(tensor.shape)} was passed to a transform of torch.func (vmap, grad, jvp …; "
+        f"a masked tensor of shape {tuple(tensor.shape)} was passed to a transform of torch.func (vmap, grad, jvp ...; "
         "associative_scan runs one), which wraps it without its mask: derivatives would be those of the plain "
         "operators. Use the transform of the same name from masked_dispatch.functional, or pass x.get_data() and "
         "x.get_mask() and mask inside."
@@ -123,8 +123,8 @@ def returned_to_torch_func(tensor: Tensor) -> str:
     """Why a masked tensor may not leave a transform of torch.func."""
     return (
         f"a masked tensor of shape {tuple(tensor.shape)} that was made inside a transform of torch.func (vmap, grad, "
-        "jvp …) leaves it; torch.func would return silent zeros, or a dead tensor. Use the transform of the same name "
-        "from masked_dispatch.functional, or return x.to_tensor(fill) (and x.get_mask())."
+        "jvp ...) leaves it; torch.func would return silent zeros, or a dead tensor. Use the transform of the same "
+        "name from masked_dispatch.functional, or return x.to_tensor(fill) (and x.get_mask())."
     )
 
 
@@ -144,5 +144,5 @@ def called_on_memory(tensor: Tensor, method: str) -> str:
     return (
         f"x.{method}() calls a Python function on every element in memory, but the invalid elements of a masked "
         f"tensor, here of shape {tuple(tensor.shape)}, must not be read. Write the function in torch operators; or "
-        f"call it on plain data and mask the result: as_masked_tensor(x.to_tensor(fill).{method}(…), x.get_mask())."
+        f"call it on plain data and mask the result: as_masked_tensor(x.to_tensor(fill).{method}(...), x.get_mask())."
     )

@@ -20,7 +20,7 @@ ROUNDING = {
 def short(value: object) -> str:
     """A value in at most 160 characters."""
     text = repr(value).replace("\n", " ")
-    return text if len(text) < 160 else text[:157] + "…"
+    return text if len(text) < 160 else text[:157] + "..."
 
 
 def _real(data: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ _UNKNOWN_START = (
 _COMPLEX = ("complex64", "complex128")
 _PHASE = "complex singular vectors are defined up to a phase, on which result and derivative depend"
 _NO_FREEDOM = (
-    "n equals the correction: torch's formula gives ±inf, and the derivative through the moments is inf - inf, NaN"
+    "n equals the correction: torch's formula gives +-inf, and the derivative through the moments is inf - inf, NaN"
 )
 _NARROW_DIVISOR = (
     "the weights are float32, in which torch's divisor, a small difference of large sums, has three correct digits; "

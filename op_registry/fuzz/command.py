@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from op_registry.conformance.part import at_least_one
 from op_registry.fuzz.generating import FEWEST_STEPS
 from op_registry.fuzz.laws import LAWS
 from op_registry.fuzz.many import Finding, Settings, in_this_process, in_workers
@@ -25,7 +26,7 @@ OFTEN_REFUSED = 0.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("--law", choices=tuple(LAWS), default="P3", help="the law (default: P3)")
-    parser.add_argument("--n", type=int, default=200, help="number of programs")
+    parser.add_argument("--n", type=at_least_one, default=200, help="number of programs")
     parser.add_argument(
         "--seed", type=int, default=0, help="the seed of the first program; the others have the numbers that follow"
     )

@@ -208,7 +208,7 @@ def _first_of(
 
 
 def _without_addresses(text: str) -> str:
-    return re.sub(r"0x[0-9a-f]+", "0x…", text)
+    return re.sub(r"0x[0-9a-f]+", "0x...", text)
 
 
 LAWS: dict[str, Law] = {

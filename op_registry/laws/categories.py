@@ -229,7 +229,7 @@ def reduction_steps(
 
 REDUCTION = Category(
     "reduction",
-    "what torch gives on the slice with its invalid elements removed; valid where n ≥ 1",
+    "what torch gives on the slice with its invalid elements removed; valid where n >= 1",
     run_reduction,
     dims=ONE_FOR_EACH_SLICE,
     lowerings={Sparse: SLICEWISE, Permuted: SLICEWISE_ON_BASE},

@@ -67,7 +67,7 @@ def caller_key(function: Callable[..., Any] | ModuleType) -> CodeType | str:
     unwrapped = inspect.unwrap(function)
     if not isinstance(unwrapped, FunctionType):
         raise TypeError(
-            f"inside({function!r}, …): only a function written in Python calls operators that can be given another "
+            f"inside({function!r}, ...): only a function written in Python calls operators that can be given another "
             "rule; an operator written in C++ has one rule, registered with masked_rule(...)."
         )
     return unwrapped.__code__

@@ -80,7 +80,9 @@ def over_slices(
     ops = registration.overloads(operators, category)
     stated = registration.traits({"dims": dims, **traits}, OF_A_FUNCTION)
     if not isinstance(dims, (Slices, LastDims)):
-        raise registration.error(f"dims={type(dims).__name__}(…) states no slices, as Slices(…) and LastDims(…) do")
+        raise registration.error(
+            f"dims={type(dims).__name__}(...) states no slices, as Slices(...) and LastDims(...) do"
+        )
     registration.dimensions(ops, dims, is_stated=True)
 
     def register(function: Body) -> Rule:

@@ -42,7 +42,7 @@ def identity_needed(category: str, op: OpOverload) -> str:
     """Why `category` cannot be registered without an identity, and what to write."""
     name = packet_name(op).replace("::", ".")
     return (
-        "it needs identity=…, the number that takes the place of invalid elements and "
+        "it needs identity=..., the number that takes the place of invalid elements and "
         "changes no result: 0 for a sum, 1 for a product, op_registry.authoring.lowest (a function of the dtype) for a "
         "maximum. Where no number does that, as for a mean, write the rule as a function: "
         f"@masked_rule(torch.ops.{name}, category={category.upper()})"

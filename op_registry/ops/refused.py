@@ -100,7 +100,7 @@ _part_of_sparse = refused(
     aten._dimV.default,
     reason="it reads a part of a torch.sparse tensor, and the layout of a masked tensor is strided in any storage "
     "(see x.storage_layout, x.nnz)",
-    instead="Call the method of that name (x.values(), x.indices(), x.crow_indices() …), or x.to_torch_sparse()",
+    instead="Call the method of that name (x.values(), x.indices(), x.crow_indices() ...), or x.to_torch_sparse()",
 )
 
 _nothing_to_coalesce = refused(
@@ -115,5 +115,5 @@ _nothing_to_coalesce = refused(
 _part_of_batch_norm = refused(
     aten._batch_norm_impl_index.default,
     reason="it is a step of batch_norm that chooses a library, and may leave buffers that it returns unwritten",
-    instead="Call torch.batch_norm(…), or torch.native_batch_norm(…) for the statistics",
+    instead="Call torch.batch_norm(...), or torch.native_batch_norm(...) for the statistics",
 )

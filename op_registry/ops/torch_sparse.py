@@ -34,7 +34,7 @@ def _sparse_mm_reduce(sparse: Tensor, dense: Tensor, reduce: str) -> Tensor:
     if reduce == "sum":
         return torch.mm(sparse, dense)
     raise MaskedSemanticsError(
-        f"torch.sparse.mm(…, {reduce!r}) of masked tensors is refused: it reduces over the products of each row "
+        f"torch.sparse.mm(..., {reduce!r}) of masked tensors is refused: it reduces over the products of each row "
         "without keeping them, and has no kernel that knows which of them are valid. Make the products, "
         f"(x.unsqueeze(-1) * y).{reduce}(-2), of as many rows at a time as there is memory for."
     )

@@ -191,8 +191,8 @@ class Packed(Compressed):
         if len(shape) < 2 or sparse_dim not in (None, 2):
             asked = "" if sparse_dim is None else f" with sparse_dim={sparse_dim}"
             raise ValueError(
-                f"packed storage is for a batch (B, T, …) whose first 2 dimensions are sparse: shape {shape} cannot be "
-                f"stored so{asked}"
+                f"packed storage is for a batch (B, T, ...) whose first 2 dimensions are sparse: shape {shape} cannot "
+                f"be stored so{asked}"
             )
         return 2
 

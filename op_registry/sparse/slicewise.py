@@ -135,7 +135,8 @@ def slicing_of(c: Bound, labels: Labels | None) -> tuple[Any, ...]:
     """The fields of SliceCall but for `c` and `x`; torch's error for a dimension out of range."""
     dims, name = c.rule.dims, c.op._schema.arguments[0].name
     if not isinstance(dims, (Slices, LastDims)):
-        raise NotLowered("no form of it for sparse storage is written (in its rule: dims=Slices(…), or a lowering)")
+        where = "" if c.rule.is_built_in else " (in its rule: dims=Slices(...), or a lowering)"
+        raise NotLowered(f"no form of it for sparse storage is written{where}")
     x = c.named[name]
     if not isinstance(x, Sparse):
         raise NotLowered("only the first operand may be sparse")

@@ -127,6 +127,6 @@ def failure(answer: Answer) -> str:
     if answer.decision == "undecided":
         lines.append(
             "An untested law does not count as one that holds. Give the rule samples that test it (@rule.samples), or "
-            f"allow it: instantiate(…, allow={{{answer.law!r}: 'why'}})."
+            f"allow it: instantiate(..., allow={{{answer.law!r}: 'why'}})."
         )
     return "\n".join(lines)

@@ -115,6 +115,13 @@ def test_help_has_an_example_and_the_exit_codes(command: list[str], capsys: pyte
     assert EXIT_CODES in out
 
 
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out = capsys.readouterr().out
+    assert EXIT_CODES in out
+    assert "versions, devices, the number of rules" in out
+
+
 def test_an_unknown_command_is_exit_code_2() -> None:
     with pytest.raises(SystemExit) as left:
         main(["information"])

@@ -171,7 +171,7 @@ def test_the_text() -> None:
     with pytest.warns(md.MaskDroppedWarning, match=f"^{re.escape(expected)}$"):
         target().copy_(holes())
     refusal = (
-        r"^aten\.copy_\.default: a masked tensor of shape \(2, 3\) to a plain tensor of shape \(2, 3\) would skip its "
+        r"^torch\.Tensor\.copy_: a masked tensor of shape \(2, 3\) to a plain tensor of shape \(2, 3\) would skip its "
         r"invalid elements, 2 of 6\. .* This was refused by masked_dispatch\.updates\('refuse'\)\.$"
     )
     with md.updates("refuse"), pytest.raises(md.MaskedSemanticsError, match=refusal):

@@ -181,7 +181,9 @@ def test_layouts_that_meet_are_refused() -> None:
 
 def test_what_has_no_meaning_within_samples_is_refused() -> None:
     x, _ = batch(2)
-    with pytest.raises(MaskedSemanticsError, match="reflection_pad1d: its windows may read beyond the end of a sample"):
+    with pytest.raises(
+        MaskedSemanticsError, match=r"reflection_pad1d\): its windows may read beyond the end of a sample"
+    ):
         F.pad(x.transpose(1, 2), (1, 1), mode="reflect")
     with pytest.raises(MaskedSemanticsError, match="would scale each sample by its own length"):
         F.interpolate(x.transpose(1, 2), size=8)

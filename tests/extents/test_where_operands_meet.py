@@ -117,9 +117,10 @@ def test_the_error_says_where_the_samples_are() -> None:
     with pytest.raises(MaskedSemanticsError) as caught:
         F.l1_loss(padded([1, 1, 0, 0]), padded([0, 0, 1, 1]))
     assert str(caught.value) == (
-        "l1_loss: `self` and `target` have samples at different places along dimension 1: those of sample 1 are [0, 1] "
-        "of the first and [2, 3] of the second, and do not belong together. Move the samples of both to the front "
-        "first, masked_dispatch.align(x, 1); or drop what is known of the padding, x.without_extent()."
+        "torch.nn.functional.l1_loss: `self` and `target` have samples at different places along dimension 1: those of "
+        "sample 1 are [0, 1] of the first and [2, 3] of the second, and do not belong together. Move the samples of "
+        "both to the front first, masked_dispatch.align(x, 1); or drop what is known of the padding, "
+        "x.without_extent()."
     )
 
 

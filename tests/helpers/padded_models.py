@@ -354,7 +354,7 @@ over its samples. No model is told what is padding, and the code of libraries is
 
 def cell(model: Model, side: str) -> str:
     """The outcome and the first clause of what was said."""
-    said = re.sub(r" of a tensor of shape \([^)]*\)", "", model.missing or verdict(model, side))
+    said = re.sub(r" of a tensor of shape \([^)]*\)| \(\w+\)(?=: )", "", model.missing or verdict(model, side))
     return re.split(r" \(|[.;] |, where|: which", said)[0]
 
 

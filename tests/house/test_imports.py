@@ -35,7 +35,7 @@ FLOORS = {
         ("later_import", "replacements"),
         ("compiler_internals", "densification", "distributed_internals", "forks", "versions"),
         ("engine_internals", "torch_internals"),
-        ("scopes", "caller_warnings"),
+        ("scopes", "caller_warnings", "called_functions"),
         ("densify_policy", "update_policy"),
         ("tensor",),
         ("autograd",),

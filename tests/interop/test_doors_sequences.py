@@ -110,7 +110,7 @@ def nested_of(*shapes: tuple[int, ...]) -> Tensor:
         (lambda: interop.to_nested_tensor(PARTLY), "partly valid"),
         (
             lambda: interop.from_nested_tensor(nested_of((1, 2), (1, 3))),
-            r"have shapes \[\(1, 2\), \(1, 3\)\]….*Swap",
+            r"have shapes \[\(1, 2\), \(1, 3\)\]\.\.\..*Swap",
         ),
         (
             lambda: interop.from_nested_tensor(nested_of((2,), (3,)), total_length=2),

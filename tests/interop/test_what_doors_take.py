@@ -95,7 +95,7 @@ def test_the_texts(call: Callable[[], Any], text: str) -> None:
 def test_a_decorator_that_names_other_parameters_than_its_door_is_refused() -> None:
     from masked_dispatch.interop.crossing import takes
 
-    with pytest.raises(TypeError, match=r"takes\(…\) names \['y'\], and to_it begins with \['x'\]"):
+    with pytest.raises(TypeError, match=r"takes\(\.\.\.\) names \['y'\], and to_it begins with \['x'\]"):
 
         @takes(y=torch.Tensor)
         def to_it(x: torch.Tensor) -> None: ...

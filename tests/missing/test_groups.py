@@ -48,6 +48,40 @@ GIVEN: dict[str, tuple[Any, Any]] = {
 }
 
 
+TOGETHER = {
+    "lists": [[1, 1, 2, 2, 1], ["a", "b", "a", None, "a"]],
+    "Series": [pd.Series([1, 1, 2, 2, 1], name="year"), pd.Series(["a", "b", "a", None, "a"], name="team")],
+    "tensors": [torch.tensor([1, 1, 2, 2, 1]), md.masked_tensor([3, 4, 3, 3, 3], [T, T, T, F, T])],
+    "arrays": [np.array([1, 1, 2, 2, 1]), np.array([3.0, 4.0, 3.0, NAN, 3.0])],
+    "frame": pd.DataFrame({"year": [1, 1, 2, 2, 1], "team": ["a", "b", "a", None, "a"]}),
+    "categories": [pd.Categorical([1, 1, 2, 2, 1]), pd.Categorical(["a", "b", "a", None, "a"])],
+}
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_several_labels_for_each_index(kind: str) -> None:
+    """A missing one belongs to no group, as in pandas."""
+    labels = TOGETHER[kind]
+    groups = missing.groupby(VALUES, labels)
+    columns = [labels[name] for name in labels] if kind == "frame" else labels
+    columns = [c.to_tensor(-1).tolist() if isinstance(c, md.MaskedTensor) else list(c) for c in columns]
+    keys = [pd.Series(c).replace(-1, None) for c in columns]
+    values = pd.Series(VALUES.to_tensor(NAN).numpy())
+    for word in ("mean", "count", "max"):
+        found = interop.to_pandas(getattr(groups, word)(), index=groups.labels)
+        expected = getattr(values.groupby(keys), word)()
+        assert found.index.tolist() == expected.index.tolist()
+        np.testing.assert_allclose(found.to_numpy("float64", na_value=NAN), expected.to_numpy("float64"))
+    if kind in ("frame", "Series"):
+        assert groups.labels.names == ["year", "team"]
+
+
+def test_one_of_several_labels() -> None:
+    assert missing.groupby(VALUES, [pd.Series(STRINGS)]).labels.tolist() == ["a", "b"]
+    with pytest.raises(ValueError, match=r"several labels for each index need one length.*\[\(2,\), \(3,\)\]"):
+        missing.groupby(VALUES, [[1, 2], [1, 2, 3]])
+
+
 @pytest.mark.parametrize("kind", GIVEN)
 def test_labels_as_they_come(kind: str) -> None:
     labels, different = GIVEN[kind]

@@ -314,7 +314,7 @@ def test_a_masked_call_that_relies_on_one_raises_while_it_is_off(name: str) -> N
     assert isinstance(raised, md.MaskedSemanticsError)
     said = str(raised)
     asked = name.replace("handle_torch_function", "has_torch_function")  # which torch calls first
-    assert said.startswith(f"{asked} of masked tensors needs the replacement by masked_dispatch, which")
+    assert f"{asked} of masked tensors needs the replacement by masked_dispatch, which" in said
     assert said.endswith(
         "Switch it on, masked_dispatch.patches(True), or call it with plain tensors: x.to_tensor(value)."
     )

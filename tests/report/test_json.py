@@ -96,6 +96,24 @@ def test_an_unknown_name_exits_with_2_and_prints_no_results(capsys: pytest.Captu
     assert "cumsum" in err
 
 
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "run the laws on operators" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["fuzz --n 0", "fuzz --n -3", "check --draw 0", "check --op exp --sample 999", "mutants --way nothing",
+     "check --op exp --op log --slice 5/6"],
+)  # fmt: skip
+def test_a_check_of_nothing_does_not_succeed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(command.split())
+    except SystemExit as left:
+        code = left.code  # type: ignore[assignment]
+    assert code != 0, capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", [[], *([name] for name in EXAMPLES)], ids=lambda command: " ".join(command))
 def test_help_has_an_example_and_the_exit_codes(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:

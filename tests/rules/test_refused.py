@@ -129,7 +129,7 @@ def test_operators_on_sparse_tensors_take_no_masked_ones(x):
         ),
         (
             lambda x: torch.sparse.mm(sparse, x, "mean"),
-            r"torch\.sparse\.mm\(…, 'mean'\) of masked tensors is refused.* Make the products",
+            r"torch\.sparse\.mm\(\.\.\., 'mean'\) of masked tensors is refused.* Make the products",
         ),
     ):
         with pytest.raises(MaskedSemanticsError, match=message):

@@ -63,7 +63,7 @@ def test_a_state_that_one_invalid_step_makes_invalid() -> None:
         f"audit: 1 finding\n"
         f"test_audit.py:{finding.line}: last = rewards[:, t] + 0.9 * last\n"
         "    rows became wholly invalid, though something in them was valid: 9 rows in 4 calls\n"
-        "    → carry the old state where a step is invalid: torch.where(step.get_mask(), new, old); or give what is "
+        "    -> carry the old state where a step is invalid: torch.where(step.get_mask(), new, old); or give what is "
         "invalid a value, to_tensor(fill)"
     )
     assert str(finding) == (
@@ -177,7 +177,7 @@ def test_a_state_that_is_stacked_with_a_step_past_the_end() -> None:
         run(hold=False)
     assert str(report).split("\n")[2:] == [
         "    a state was stacked with steps that are not there, and goes on past the end of its sample: 1 row",
-        "    → carry the old state where a step is invalid: torch.where(step.get_mask(), new, old)",
+        "    -> carry the old state where a step is invalid: torch.where(step.get_mask(), new, old)",
     ]
     assert found_in(lambda: run(hold=True)) == []
     x = batch(2)
@@ -190,7 +190,7 @@ def test_means_that_count_numbers_of_nothing() -> None:
         torch.stack([part.sum(1) for part in x.split(2, 1)], 1).mean(1)
     assert str(report).split("\n")[2:] == [
         "    a mean counts numbers that come from no position of their sample: 6 elements",
-        "    → leave them out: masked_dispatch.sum(part, dim, min_count=1) is invalid where a sample has nothing",
+        "    -> leave them out: masked_dispatch.sum(part, dim, min_count=1) is invalid where a sample has nothing",
     ]
     linear = nn.Linear(2, 4)
     for wrong in (
@@ -215,7 +215,7 @@ def test_windows_that_are_longer_than_a_sample() -> None:
         F.max_pool1d(x, 3).mean(2)
     assert str(report).split("\n")[2:] == [
         "    a window is longer than samples, and leaves them no position: 1 row",
-        "    → pad the samples to the window, F.pad(x, (0, k)); or pool over all of a sample, x.amax(dim)",
+        "    -> pad the samples to the window, F.pad(x, (0, k)); or pool over all of a sample, x.amax(dim)",
     ]
     assert found_in(lambda: F.conv1d(x, torch.ones(2, 2, 4)).amax(2)) == [("window too long", 2)]
     assert found_in(lambda: nn.Sequential(nn.Conv1d(2, 2, 3), nn.ReLU())(x)) == [("window too long", 1)]
@@ -252,8 +252,8 @@ def test_padding_that_becomes_valid() -> None:
         joined(batch(2).without_extent())
     assert "\n".join(str(report).split("\n")[2:]) == (
         "    padding became valid: 6 elements\n"
-        "    → keep the extent: leave out without_extent(), or say it again, masked_dispatch.padded(x, extent); reduce "
-        "before to_tensor(fill); add to a masked buffer, x.new_zeros(shape)"
+        "    -> keep the extent: leave out without_extent(), or say it again, masked_dispatch.padded(x, extent); "
+        "reduce before to_tensor(fill); add to a masked buffer, x.new_zeros(shape)"
     )
     assert found_in(lambda: joined(batch(2))) == []
     assert found_in(lambda: F.dropout(batch(2).without_extent().transpose(1, 2) * 2, 0.5).sum(1)) == []
@@ -300,7 +300,7 @@ def test_an_assignment_that_drops_a_mask() -> None:
     assert str(report).split("\n")[1:] == [
         f"test_audit.py:{report.findings[0].line}: plain[:] = x",
         "    an assignment to a plain tensor skipped what is invalid: 12 elements",
-        "    → assign to a masked buffer, x.new_empty(shape), or fill first, x.to_tensor(fill)",
+        "    -> assign to a masked buffer, x.new_empty(shape), or fill first, x.to_tensor(fill)",
     ]
     with md.updates("silent"):
         assert found_in(lambda: plain.copy_(x)) == []
@@ -333,7 +333,7 @@ def test_a_mean_that_leaves_out_rows() -> None:
         losses.mean()
     assert str(report).split("\n")[2:] == [
         "    a mean left out rows that are there, and wholly invalid: 1 row",
-        "    → right if they are missing in what was measured; else, masked_dispatch.trace() shows where they became "
+        "    -> right if they are missing in what was measured; else, masked_dispatch.trace() shows where they became "
         "invalid",
     ]
     logits = md.masked_tensor(torch.randn(3, 2), torch.tensor([[True], [True], [False]]).expand(3, 2))
@@ -351,7 +351,7 @@ def test_factors_that_are_valid_in_different_elements() -> None:
         2 * (p * t).sum() / (p.sum() + t.sum())
     assert str(report).split("\n")[2:] == [
         "    only one of two factors is valid: 2 elements",
-        "    → a statistic of each has other elements than the product: p.mask_like(t) and t.mask_like(p) before all "
+        "    -> a statistic of each has other elements than the product: p.mask_like(t) and t.mask_like(p) before all "
         "of them",
     ]
     assert found_in(lambda: p.mT @ t) == [("factors differ", 2)]
@@ -370,7 +370,7 @@ def test_dice_with_one_void_pixel() -> None:
     assert report.findings[0].line == dice.__code__.co_firstlineno + 1
     assert str(report).split("\n")[2:] == [
         "    a plain factor is reduced by itself, with what the product leaves out: 1 element",
-        "    → masked_dispatch.mask_like(t, p) before both, for a plain t and a masked p",
+        "    -> masked_dispatch.mask_like(t, p) before both, for a plain t and a masked p",
     ]
     assert found_in(lambda: dice(t.view(-1), p.view(-1))) == [("plain factor", 1)]
     assert found_in(lambda: (t.sum(), (p * t).sum())) == [("plain factor", 1)]

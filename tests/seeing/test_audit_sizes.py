@@ -102,7 +102,7 @@ def test_the_line_that_divides_is_named() -> None:
     assert finding.code == "loss = -Y.sum() / steps"
     assert str(report).split("\n")[2:] == [
         "    a sum was divided by the size of its dimension, and has left something out: 48 elements",
-        "    → use mean, or divide by x.count(dim)",
+        "    -> use mean, or divide by x.count(dim)",
     ]
 
 
@@ -149,7 +149,7 @@ def test_the_line_that_cuts_is_named() -> None:
     assert str(report).split("\n")[2:] == [
         "    cut at a size that counts padding: positions stay that shorter samples alone would not have, and reach a "
         "result: 40 elements",
-        "    → leave out the last k of each sample, x[..., :-k]; or x.mask_like(y)",
+        "    -> leave out the last k of each sample, x[..., :-k]; or x.mask_like(y)",
     ]
 
 
@@ -158,7 +158,7 @@ def test_positions_that_shorter_samples_lack_at_a_cut() -> None:
         Y[:, Y.shape[1] // 2 :].mean(1)
     assert str(report).split("\n")[2:] == [
         "    a size that counts padding leaves shorter samples fewer positions than they would have alone: 16 elements",
-        "    → cut and pad by numbers that are the same for each sample, x[..., k:] and F.pad(x, (0, k))",
+        "    -> cut and pad by numbers that are the same for each sample, x[..., k:] and F.pad(x, (0, k))",
     ]
     even = Y[:, :4].mT
 
@@ -254,7 +254,7 @@ def test_the_line_that_makes_it_is_named() -> None:
     assert str(report).split("\n")[2:] == [
         "    a tensor of a size that counts padding is reduced, with elements that shorter samples alone would not "
         "have: 6 elements",
-        "    → count what is there, x.count(dim); or masked_dispatch.mask_like(t, x), for a tensor t of this size",
+        "    -> count what is there, x.count(dim); or masked_dispatch.mask_like(t, x), for a tensor t of this size",
     ]
 
 
@@ -332,7 +332,7 @@ def test_the_report_on_a_table() -> None:
         FRONT + torch.arange(4.0)
     assert str(report).split("\n")[2:] == [
         "    a plain operand has one value for an index of the batch, and samples begin at other indices: 2 elements",
-        "    → look it up at masked_dispatch.positions(x, dim), which counts in each sample; or move the samples to "
+        "    -> look it up at masked_dispatch.positions(x, dim), which counts in each sample; or move the samples to "
         "the front first, masked_dispatch.align(x, dim)",
     ]
 
@@ -358,7 +358,7 @@ def test_a_sum_that_is_divided_by_its_size() -> None:
         x.sum(1) / x.shape[1]
     assert str(report).split("\n")[2:] == [
         "    a sum was divided by the size of its dimension, and has left something out: 12 elements",
-        "    → use mean, or divide by x.count(dim)",
+        "    -> use mean, or divide by x.count(dim)",
     ]
     for divided in (
         lambda: x.sum(1) / torch.ones(5).sum(),

@@ -81,9 +81,9 @@ aten.detach.default                                    6/12 50%            6/12 
 trace: 6 operator calls, validity lost in 1, grown in 0, stored densely in 1
 call                          valid in  valid out                rule          storage
 aten.exp.default              6/12 50%  6/12 50%                 elementwise   csr
-aten.svd.default              6/12 50%  0/12 0%, 0/3 0%, 0/9 0%  decomposes    csr → dense  lost
-  aten.linalg_svd.default     6/12 50%  0/12 0%, 0/3 0%, 0/9 0%  decomposes    csr → dense  lost
-    aten._linalg_svd.default  6/12 50%  0/12 0%, 0/3 0%, 0/9 0%  whole slices  csr → dense  lost, stored densely
+aten.svd.default              6/12 50%  0/12 0%, 0/3 0%, 0/9 0%  decomposes    csr -> dense  lost
+  aten.linalg_svd.default     6/12 50%  0/12 0%, 0/3 0%, 0/9 0%  decomposes    csr -> dense  lost
+    aten._linalg_svd.default  6/12 50%  0/12 0%, 0/3 0%, 0/9 0%  whole slices  csr -> dense  lost, stored densely
         stores densely: aten._linalg_svd.default stores shape (4, 3) as torch.sparse_csr with 6 stored densely, 60 bytes: it works on a whole slice at once, whose elements have to lie side by side
   aten.mH.default             0/9 0%    0/9 0%                   decomposes    dense
     aten.transpose.int        0/9 0%    0/9 0%                   movement      dense""",  # noqa: E501
@@ -108,9 +108,9 @@ trace: 0 operator calls, validity lost in 0, grown in 0
             str(t.of(total)),
             """\
 sources: self of shape (4, 3) (6/12 50%), tensors of shape (4, 3) (6/12 50%)
-   4  aten.cos.default: 6/12 50% → 6/12 50% (elementwise; dense)
-   5  masked_dispatch.accumulate.default: 6/12 50%, 6/12 50% → 12/12 100% (this library's; dense; grown)
-   6  aten.mean.dim: 12/12 100% → 4/4 100% (reduction; dense)""",
+   4  aten.cos.default: 6/12 50% -> 6/12 50% (elementwise; dense)
+   5  masked_dispatch.accumulate.default: 6/12 50%, 6/12 50% -> 12/12 100% (this library's; dense; grown)
+   6  aten.mean.dim: 12/12 100% -> 4/4 100% (reduction; dense)""",
         )
 
     def test_a_call(self) -> None:
@@ -119,7 +119,7 @@ sources: self of shape (4, 3) (6/12 50%), tensors of shape (4, 3) (6/12 50%)
         self.assertExpectedInline(
             str(t.lost()[0]),
             """\
-aten.mul.Tensor: 6/12 50%, 6/12 50% → 0/12 0% (elementwise; dense; lost 12)""",
+aten.mul.Tensor: 6/12 50%, 6/12 50% -> 0/12 0% (elementwise; dense; lost 12)""",
         )
 
 
@@ -203,7 +203,9 @@ def test_what_raises_is_shown() -> None:
         some().exp()
     refused = t.calls[-1]
     assert refused.name == "aten.linalg_ldl_factor_ex.default"
-    assert refused.error.startswith("MaskedSemanticsError: linalg_ldl_factor_ex has no meaning")
+    assert refused.error.startswith(
+        "MaskedSemanticsError: torch.linalg.ldl_factor (linalg_ldl_factor_ex) has no meaning"
+    )
     assert refused.marks == ["raised MaskedSemanticsError"]
     assert [call.depth for call in after.calls] == [0]
 

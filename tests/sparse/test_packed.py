@@ -83,7 +83,7 @@ def test_it_prints_what_it_is():
         (
             (4,),
             {},
-            "packed storage is for a batch (B, T, …) whose first 2 dimensions are sparse: shape (4,)",
+            "packed storage is for a batch (B, T, ...) whose first 2 dimensions are sparse: shape (4,)",
         ),
         ((2, 3, 4), {"sparse_dim": 3}, "shape (2, 3, 4) cannot be stored so with sparse_dim=3"),
         ((2, 4), {"blocksize": (2, 2)}, "torch.jagged has no blocks"),

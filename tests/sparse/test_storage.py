@@ -158,7 +158,7 @@ def test_what_has_no_sparse_form_is_stored_densely_or_refused():
     sparse = some_tensor((4, 6)).to_sparse_csr()
     same(torch.fft.fftshift(sparse), torch.fft.fftshift(sparse.to_dense()))
     message = (
-        "aten.tril.default has no sparse form for this call: it moves elements, and no lowering computes their new "
+        "torch.tril has no sparse form for this call: it moves elements, and no lowering computes their new "
         "coordinates. Its operands are stored sparsely (shape (4, 6) as torch.sparse_csr with "
         f"{sparse.nnz} stored) and would take 216 bytes densely, which "
         "the current policy does not allow (densify('never')). Store them densely by x.to_dense(), or allow it "

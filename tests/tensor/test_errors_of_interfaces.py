@@ -62,7 +62,7 @@ def test_storage(layout: torch.layout) -> None:
 def test_python_functions_of_every_element(layout: torch.layout, method: str, call: Callable[[Any], Any]) -> None:
     x = example(layout)
     before = x.to_tensor(0)
-    write = re.escape(f"as_masked_tensor(x.to_tensor(fill).{method}(…), x.get_mask())")
+    write = re.escape(f"as_masked_tensor(x.to_tensor(fill).{method}(...), x.get_mask())")
     with pytest.raises(md.MaskedSemanticsError, match=rf"x.{method}\(\) calls a Python function .*\(2, 3\).*{write}"):
         call(x)
     assert torch.equal(x.to_tensor(0), before)

@@ -66,11 +66,14 @@ def test_a_fill_that_fits_is_put_in_place(dtype: torch.dtype, fill: Any, expecte
 
 def test_other_fills_are_refused_with_what_to_do() -> None:
     x = sample()
-    for fill in ("mean", None, [0.0]):
+    for fill in ("mean", [0.0]):
         with pytest.raises(
             TypeError, match=r"^the fill is .*; it has to be a number or a plain tensor that broadcasts"
         ):
             x.to_tensor(fill)  # type: ignore[arg-type]
+    for none in ((), (None,)):
+        with pytest.raises(TypeError, match=r"^to_tensor\(fill\) takes the value .* no default: each use chooses"):
+            x.to_tensor(*none)
     with pytest.raises(ValueError, match=r"shape \(2, 4, 4\), which does not broadcast to the tensor's shape \(4, 4\)"):
         x.to_tensor(torch.ones(2, 4, 4))
     with pytest.raises(ValueError, match=r"shape \(3,\), which does not broadcast"):

@@ -148,8 +148,8 @@ def test_other_errors_about_sizes_are_torch_s_own() -> None:
 def test_no_form_for_sparse_storage(function: Callable[[Any], Any]) -> None:
     x = md.masked_tensor([[1.0, 2.0], [3.0, 4.0]], [[T, F], [T, T]]).to_sparse_csr()
     text = (
-        f"aten.{function.__name__}.default has no sparse form for this call: no form of it for sparse storage is "
-        "written (in its rule: dims=Slices(…), or a lowering). Its operands are stored sparsely (shape (2, 2) as "
+        f"torch.{function.__name__} has no sparse form for this call: no form of it for sparse storage is "
+        "written. Its operands are stored sparsely (shape (2, 2) as "
         "torch.sparse_csr with 3 stored) and would take 20 bytes densely, which the current policy does not allow "
         "(densify('never')). Store them densely by x.to_dense(), or allow it inside `with "
         "masked_dispatch.densify('always'):`."
@@ -177,7 +177,7 @@ def test_what_needs_25_gigabytes_is_not_advised(name: str) -> None:
         "operands are stored sparsely (shape (100000, 50000) as torch.sparse_csr with 0 stored) and would take "
         "25,000,000,000 bytes densely, which the current policy does not allow (densify('auto', limit=1,073,741,824)). "
         "Of what is stored, x.to_sparse().indices() are the positions, x.values() the values, x.count() the number of "
-        "what is valid. A part of the tensor, x[…], needs less memory. If you have the memory, allow it inside `with "
+        "what is valid. A part of the tensor, x[...], needs less memory. If you have the memory, allow it inside `with "
         "masked_dispatch.densify('always'):`."
     )
     x = large()

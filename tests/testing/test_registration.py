@@ -262,13 +262,13 @@ def test_the_line_is_that_of_the_registration() -> None:
         ),
         (
             lambda: over_slices(OWN.twice, category=REDUCTION, dims=Equation("k->k")),
-            "dims=Equation(…) states no slices, as Slices(…) and LastDims(…) do",
+            "dims=Equation(...) states no slices, as Slices(...) and LastDims(...) do",
         ),
         (
             lambda: over_slices(OWN.weighted, category=REDUCTION, dims=Slices())(len_of_one),
-            "dims=Slices(…) states the dimensions of the first tensor alone, and torch.ops.registration.weighted also "
-            "takes the tensor weight. If weight is a parameter for the last dimensions, as a norm's weight, state "
-            "dims=LastDims(…); if it goes with the first tensor element by element, write the rule with operators: "
+            "dims=Slices(...) states the dimensions of the first tensor alone, and torch.ops.registration.weighted "
+            "also takes the tensor weight. If weight is a parameter for the last dimensions, as a norm's weight, state "
+            "dims=LastDims(...); if it goes with the first tensor element by element, write the rule with operators: "
             "@masked_rule(torch.ops.registration.weighted, category=COMPOSITE)",
         ),
         (

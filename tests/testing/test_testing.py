@@ -179,7 +179,7 @@ def test_a_law_of_which_nothing_was_asked_fails_unless_it_is_allowed() -> None:
     assert name == "Failed"
     assert "P4 undecided" in said
     assert "no tensor that can be stored as csr" in said
-    assert "or allow it: instantiate(…, allow={'P4': 'why'})" in said
+    assert "or allow it: instantiate(..., allow={'P4': 'why'})" in said
     for key in ("P4", "P4-csr"):
         allowed = instantiate(rule, laws=("P4",), layouts=("csr",), allow={key: "a number"}, subject=SUBJECT)
         name, said = outcome(allowed, cases(allowed)[0])

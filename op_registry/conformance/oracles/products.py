@@ -88,7 +88,7 @@ def matmul(c: Call) -> Expected:
 def sparse_product(c: Call) -> Any:
     """torch.sparse.mm(x, y, reduce) of a plain torch.sparse `x`, which is 0 where it specifies nothing."""
     if c["reduce"] != "sum":
-        raise Refused(f"torch.sparse.mm(…, {c['reduce']!r})")
+        raise Refused(f"torch.sparse.mm(..., {c['reduce']!r})")
     x, (plain, places) = c["self"].data.to_dense(), c.plain()
     return matmul_of(Expected(x, torch.ones_like(x, dtype=torch.bool)), c["other"], plain.dtype), valid(places)
 

@@ -22,7 +22,7 @@ X = md.masked_tensor([1.0, 2.0], [True, False])
 def test_options_of_this_library_s_functions_are_found(option: dict[str, Any], layout: str) -> None:
     (name, value) = next(iter(option.items()))
     for method in ("sum", "mean", "std", "amax", "nansum"):
-        instead = rf"use masked_dispatch.{method}\(x, …, {name}={value}\)"
+        instead = rf"use masked_dispatch.{method}\(x, \.\.\., {name}={value}\)"
         message = rf"^x.{method}\(\) is torch's method and has no {name}; {instead}"
         with pytest.raises(TypeError, match=message):
             getattr(sample(layout), method)(1, **option)

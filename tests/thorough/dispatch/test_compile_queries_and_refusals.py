@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -166,3 +167,17 @@ def test_the_distinct_values_of_a_tensor_without_dimensions(valid, backend):
     ):
         torch._dynamo.reset()
         assert torch.equal(torch.compile(f, fullgraph=True, backend=backend)(x), f(x))
+
+
+@pytest.mark.parametrize("name", ["torch.fft.rfft", "torch.nn.functional.pad", "dropna"])
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_a_refusal_names_the_function_that_was_called(name: str, fullgraph: bool) -> None:
+    x = md.from_lengths(torch.ones(3, 8, 4), torch.tensor([8, 5, 3]))
+    calls = {
+        "torch.fft.rfft": lambda x: torch.fft.rfft(x, dim=1),
+        "torch.nn.functional.pad": lambda x: torch.nn.functional.pad(x.mT, (1, 1), mode="reflect"),
+        "dropna": lambda x: md.missing.dropna(x, 1),
+    }
+    with pytest.raises(Exception, match=rf"\b{re.escape(name)}\b") as error:
+        torch.compile(calls[name], fullgraph=fullgraph, backend="aot_eager")(x)
+    assert isinstance(error.value, md.MaskedSemanticsError) or (name == "dropna" and fullgraph)  # which Dynamo traces

@@ -1,0 +1,99 @@
+"""Errors name the public function that the caller called, not only the operator of torch that it reached."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.engine_internals import frames_to_caller
+from op_registry import errors
+from op_registry.rule import Rule, packet_name
+
+# Modules of torch whose functions people call. If several have a function, the first one names it.
+_OF_TORCH: tuple[Any, ...] = (
+    torch.nn.functional, torch, torch.fft, torch.linalg, torch.special, torch.sparse, torch.masked, torch.nn.utils,
+    torch.nn.utils.rnn, torch.utils.data,
+)  # fmt: skip
+_OPERATOR = re.compile(r"(?:aten\.)?([\w:]*\w)(?:\.\w+)?(?=[: ])")
+_FAMILY = re.compile(r"^_*(?:fft_|linalg_|sparse_|special_)?|_$")
+
+_CALL_OTHERS = ("explain", "export")  # and the transforms of `functional`: what they call is what the caller called
+
+# A function written in Python: its code, and the objects that it closes over (torch makes some functions by others).
+_Function = tuple[CodeType, tuple[int, ...]]
+
+
+@functools.lru_cache(maxsize=1)
+def python_functions() -> dict[_Function, str]:
+    """The paths of public functions written in Python: torch's, and this library's."""
+    library = sys.modules["masked_dispatch"]
+    own = [library, *[m for m in map(vars(library).get, library.__all__) if isinstance(m, ModuleType)]]
+    own.remove(library.functional)
+    found: dict[_Function, str] = {}
+    for module in (*_OF_TORCH, *own):
+        for name, function in vars(module).items():
+            public = name in module.__all__ if module in own else not name.startswith("_")
+            if public and name not in _CALL_OTHERS and isinstance(function, FunctionType):
+                cells = tuple(id(cell.cell_contents) for cell in function.__closure__ or ())
+                found.setdefault((function.__code__, cells), f"{module.__name__}.{name}")
+    return found
+
+
+def in_function(frame: FrameType) -> str | None:
+    """The path of the public function whose frame this is."""
+    code = frame.f_code
+    return python_functions().get((code, tuple(id(frame.f_locals.get(name)) for name in code.co_freevars)))
+
+
+@functools.lru_cache(maxsize=256)
+def calling(op: OpOverload) -> str | None:
+    """The path of the function or method with the name of an operator of torch; None if there is none.
+
+    A function written in Python is not meant where a method has its name: it would be on the stack.
+    """
+    name = packet_name(op)
+    if name == "index":
+        return "x[index]"
+    is_method = hasattr(torch.Tensor, name)
+    for module in _OF_TORCH:
+        short = name.removeprefix(f"{module.__name__.removeprefix('torch.')}_")
+        function = getattr(module, short, None)
+        if callable(function) and not isinstance(function, (type, *((FunctionType,) if is_method else ()))):
+            return None if short.startswith("_") else f"{module.__name__}.{short}"
+    return f"torch.Tensor.{name}" if is_method and not name.startswith("_") else None
+
+
+@never_compiled
+def named_by_function(message: str) -> str:
+    """The message of an error that is being made, with the function that the caller called."""
+    called, names = None, set()
+    for _, frame in reversed(frames_to_caller()[:-1]):
+        if frame is None:
+            continue
+        called = in_function(frame) if called is None else called
+        op, rule = frame.f_locals.get("op"), frame.f_locals.get("rule")
+        if isinstance(op, OpOverload):
+            names.add(packet_name(op))
+            called = calling(op) or "" if called is None else called
+        if isinstance(rule, Rule):
+            names.add(rule.name)
+    if not called or called in message:
+        return message
+    own = called.rpartition(".")[2]
+    first = _OPERATOR.match(message)
+    if first is None or first[1] not in names:
+        return message if re.search(rf"\b{re.escape(own)}\b", message) else f"{called}: {message}"
+    same = _FAMILY.sub("", first[1]) == _FAMILY.sub("", own)
+    return f"{called}{'' if same else f' ({first[0]})'}{message[first.end() :]}"
+
+
+def install() -> None:
+    """Called once, when the package is imported."""
+    errors.name_by(named_by_function)
