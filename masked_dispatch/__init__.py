@@ -115,7 +115,6 @@ if _versions.is_untested(_torch.__version__):
 
     _at_import.check_untested()
 
-_called_functions.install()
 _caller_warnings.install()
 _library.install()
 _dispatch.install()
@@ -139,6 +138,7 @@ _buffers.install()
 _no_memory.install()
 distributed.install()
 testing.install()
+_called_functions.install()
 
 __all__ = [
     "Audit",
