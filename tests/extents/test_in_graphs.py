@@ -250,6 +250,6 @@ def test_features_that_are_read_by_index_are_no_samples() -> None:
     index = torch.tensor([[[0, 2]]])
     assert read(x, index).extent.tolist() == [[[True, False]]]
     with pytest.raises(
-        RuntimeError, match="MaskedSemanticsError: gather: along dimension 2 of its result some indices"
+        RuntimeError, match=r"MaskedSemanticsError: torch\.gather: along dimension 2 of its result some indices"
     ):
         torch.compile(read, fullgraph=True, backend="aot_eager")(x, index)
