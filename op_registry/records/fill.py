@@ -76,7 +76,12 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
             return fill_bits(data, validity, value)
         if data.numel() >= _WORTH_IT:
             return Fill.apply(data, validity, value)
-    return torch.where(as_bool(validity), data, value)
+    valid = as_bool(validity)
+    if under_transform() and valid.ndim == data.ndim and valid.stride() != data.stride():
+        # (torch.where's result has the strides of its first operand; a view may need the data's)
+        order = sorted(range(data.ndim), key=data.stride().__getitem__, reverse=True)
+        valid = valid.permute(order).contiguous().permute([order.index(d) for d in range(data.ndim)])
+    return torch.where(valid, data, value)
 
 
 def fill_in_place(data: Tensor, validity: Tensor | None, value: Number) -> Tensor:
