@@ -76,7 +76,7 @@ def _pieces(tensor: MaskedTensor, extent: Extent) -> Pieces:
 def _sized(tensor: MaskedTensor, extent: Extent, traced: bool) -> Tensor:
     shape = shape_of_sizes(extent)
     if traced:
-        return tensor._stored_tensors[0].new_empty([1] * len(shape), dtype=torch.int8).narrow(0, 0, 0).expand(shape)
+        return tensor._stored_tensors[0].new_empty_strided(shape, [0] * len(shape), dtype=torch.int8)
     with without_torch_dispatch():  # Dynamo calls this while it makes fake tensors
         return torch.empty([0] + [1] * (len(shape) - 1), dtype=torch.int8, device=tensor.device).expand(shape)
 

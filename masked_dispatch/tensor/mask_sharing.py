@@ -25,6 +25,7 @@ from masked_dispatch.tensor.shared_places import assign_validity, may_share, sam
 from masked_dispatch.torch_internals import as_value, copied_back_by_aot, without_torch_dispatch
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import same_sizes
+from op_registry.records.kept import graph_writes_to_masks, once_in_graph
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_int8
 
@@ -337,7 +338,7 @@ def shared_validity(tensor: MaskedTensor) -> Tensor | None:
 def _snapshot(tensor: MaskedTensor, validity: Tensor, version: int, taken: Callable[[Tensor], Tensor]) -> Tensor:
     """A snapshot of a validity, `taken` once per version, so that we recognise a write of the unchanged value."""
     if tensor._snapshot is None or tensor._snapshot[0] != version:
-        tensor._snapshot = (version, taken(validity))
+        tensor._snapshot = (version, once_in_graph(validity, taken.__name__, lambda: taken(validity)))
     return tensor._snapshot[1]
 
 
@@ -436,6 +437,7 @@ def _write_in_place(tensor: MaskedTensor, validity: Tensor | None) -> None:
     family.writes += 1
     if family.graph_writes is not None:
         family.graph_writes.seen = True
+    graph_writes_to_masks()
     if validity is None:
         current.fill_(1)
     else:

@@ -389,7 +389,7 @@ def with_extent(tensor: M, extent: Extent | None) -> M:
     """The same masked tensor, which nobody else has yet, with an extent."""
     if extent is not None:
         tensor._extent = extent
-        if extent.has_parts and being_traced(tensor._stored_tensors[0]):
+        if (extent.has_parts or extent.says or extent.states) and being_traced(tensor._stored_tensors[0]):
             pieces_of(tensor)  # recorded here: a graph's results are flattened after it
     return tensor
 

@@ -348,12 +348,11 @@ def wrap_sparse(
         refuse_too_large(record.shape)
         raise
     make_data_pointer_raise(wrapper)
-    if record.extent is not None:
-        wrapper._extent = record.extent
+    extent = record.extent
     if isinstance(record, Permuted):
         wrapper._order, record = record.order, record.base
     wrapper._kept = StoredPieces(record.values.data, record.values.full_validity, record.pattern)
-    return wrapper
+    return with_extent(wrapper, extent)
 
 
 def refuse_too_large(sizes: Sequence[int]) -> None:

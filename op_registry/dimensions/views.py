@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from op_registry.dimensions.labels import Dimension, Dimensions, Label, Labels, Role, batch_labels, tensors_in
 from op_registry.dimensions.sizes import known_to_hold
 
+aten = torch.ops.aten
 # Strides of a tensor that tell its dimensions apart, whatever their sizes.
 _PRIMES = tuple(n for n in range(1_000_003, 1_000_400, 2) if all(n % d for d in range(3, 1_001, 2)))
 # Views whose copies have another name, and overloads whose name differs from that of what writes to them.
@@ -40,24 +41,47 @@ class View(Dimensions):
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         view, (first, *others) = _view_of(op), tensors_in(op, named)
         shape = tuple(named["input_sizes"] if "input_sizes" in named else named[first].shape)
-        labels = batch_labels(len(shape))
-        names = [a.name for a in view._schema.arguments[1:]]
-        with torch.no_grad():
-            x = torch.empty_strided(shape, _PRIMES[: len(shape)], device="meta")
-            shown = view(x, **{name: named[name] for name in names if name in named})
-        views = [shown] if isinstance(shown, Tensor) else list(shown)
-        dims = tuple(_labels_by_strides(v, labels) for v in views)
-        roles: dict[Label, Role] = {
-            label: "selected"
-            for n, label in enumerate(labels)
-            if not all(_is_whole(label, shape[n], _PRIMES[n], v, d) for v, d in zip(views, dims, strict=True))
-        }
-        roles |= dict.fromkeys([a for ds in dims for a in ds if isinstance(a, str)], "new")
+        given = [(a.name, named[a.name]) for a in view._schema.arguments[1:] if a.name in named]
+        if view in _OF_ANY_SIZE:
+            # (a graph need not work out the sizes of a view: operators on sizes that are symbols take long)
+            plain = [(name, 0 if name == "index" else tuple(v) if isinstance(v, list) else v) for name, v in given]
+            labels, dims, roles = _remembered(view, tuple(1 if _is_one(s) else 2 for s in shape), tuple(plain))
+        else:
+            labels, dims, roles = _read_off(view, shape, given)
         if "input_sizes" in named:
             return Labels({first: dims[0]}, (labels,), roles)
         if others:
             return Labels({first: labels, others[0]: dims[0]}, (labels,), roles)
         return Labels({first: labels}, dims, roles)
+
+
+Read = tuple[tuple[Label, ...], tuple[tuple[Label, ...], ...], dict[Label, Role]]
+
+
+def _read_off(view: OpOverload, shape: Sequence[int], given: Sequence[tuple[str, Any]]) -> Read:
+    """The labels of a tensor's dimensions and of its views', with their roles."""
+    labels = batch_labels(len(shape))
+    with torch.no_grad():
+        shown = view(torch.empty_strided(shape, _PRIMES[: len(shape)], device="meta"), **dict(given))
+    views = [shown] if isinstance(shown, Tensor) else list(shown)
+    dims = tuple(_labels_by_strides(v, labels) for v in views)
+    roles: dict[Label, Role] = {
+        label: "selected"
+        for n, label in enumerate(labels)
+        if not all(_is_whole(label, shape[n], _PRIMES[n], v, d) for v, d in zip(views, dims, strict=True))
+    }
+    return labels, dims, roles | dict.fromkeys([a for ds in dims for a in ds if isinstance(a, str)], "new")
+
+
+_remembered = functools.lru_cache(maxsize=1024)(_read_off)
+# Views whose labels depend on no size but 1, and on no index.
+_OF_ANY_SIZE = frozenset(
+    (aten.permute.default, aten.transpose.int, aten.t.default, aten.unsqueeze.default, aten.select.int)
+)
+
+
+def _is_one(size: int) -> bool:
+    return type(size) is int and size == 1
 
 
 def _is_whole(label: Label, size: int, stride: int, view: Tensor, dims: Sequence[Label]) -> bool:

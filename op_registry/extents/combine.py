@@ -14,11 +14,11 @@ from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.factors import (
     SCATTERED,
     Along,
+    Boolean,
     Factor,
     Merged,
     Positions,
     Samples,
-    computed,
     index_along,
     is_apart,
     is_prefix,
@@ -70,7 +70,7 @@ def both(a: Factor, b: Factor) -> Factor:
     along = tuple(met(x, y) for x, y in zip(a.along, b.along, strict=True))
     assert a.said is not None
     assert b.said is not None
-    return Factor(along, computed(intersect, a.said, b.said))
+    return Factor(along, Boolean(intersect, (a.said, b.said)))
 
 
 def laid_out(parts: Sequence[tuple[Tensor | None, int]], dim: int, like: Tensor) -> Tensor:

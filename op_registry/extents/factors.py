@@ -16,9 +16,9 @@ from op_registry.dimensions.sizes import known_to_hold
 from op_registry.extents import stored
 from op_registry.records.dense import Dense
 from op_registry.records.divided import is_divided
-from op_registry.records.tracing import being_traced, under_transform
+from op_registry.records.tracing import under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
-from op_registry.sparse.permuted import AnyRecord, Permuted, shown
+from op_registry.sparse.permuted import AnyRecord, Permuted
 from op_registry.sparse.record import Sparse
 
 
@@ -166,7 +166,7 @@ class Factor:
 
     def moved(self, along: tuple[Along, ...], move: Callable[[Tensor], Tensor]) -> Factor:
         """`move` of the boolean, of which `along` is known then; computed when somebody asks for it."""
-        return replace(self, along=along, said=None if self.said is None else computed(move, self.said))
+        return replace(self, along=along, said=None if self.said is None else Boolean(move, (self.said,)))
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -190,8 +190,9 @@ class Factor:
 class Boolean:
     """A boolean of a factor that is computed when it is needed, which it rarely is: of booleans, or of an operand.
 
-    A compiler's graph computes all of them where they arise. One that waits for too many others is computed at once: a
-    tensor may be moved a thousand times before anybody asks, and each waiting boolean is memory.
+    In a graph too: most operators of a model never ask, and what a graph traces costs time. One that waits for too many
+    others is computed at once: a tensor may be moved a thousand times before anybody asks, and each waiting boolean is
+    memory.
 
     depth  how many wait for one another, this one included
     """
@@ -215,13 +216,6 @@ class Boolean:
 
 
 _DEEPEST = 32
-
-
-def computed(move: Callable[..., Tensor], *of: Tensor | Boolean) -> Tensor | Boolean:
-    """`move` of booleans, now in a graph, and elsewhere when somebody asks for it."""
-    if any(isinstance(b, Tensor) and being_traced(b) for b in of):
-        return move(*of)
-    return Boolean(move, of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,6 +258,8 @@ class Extent:
     def number(self) -> int:
         """A number for all that is known without reading a tensor."""
         steps = tuple(factor.step for factor in self.factors)
+        if len(_numbers) > _MOST:
+            _numbers.clear()  # (numbers are not given twice, so that what was remembered of others stays theirs)
         return _numbers.setdefault((self.known, steps, self.is_mask, self.new), next(_counting))
 
     @functools.cached_property
@@ -310,6 +306,7 @@ class Extent:
 # Numbers of recurrences and of steps.
 NUMBERS = itertools.count(1)
 _numbers: dict[Any, int] = {}
+_MOST = 8192  # sizes of batches, of which dimensions may be merged
 _counting = itertools.count()
 
 
@@ -327,12 +324,10 @@ def said_of(record: AnyRecord, factor: Factor) -> Tensor | Boolean:
         return factor.said
     as_factor: Callable[[], Tensor]
     if isinstance(record, Dense):
-        values = record
         as_factor = functools.partial(_as_factor, record.validity, record.shape, record.device, factor.along)
     else:
-        values = shown(record)[0].values
         as_factor = stored.validity_over(record, [d for d, known in enumerate(factor.along) if known is None])
-    return as_factor() if being_traced(values.data) else Boolean(as_factor, ())
+    return Boolean(as_factor, ())
 
 
 def _as_factor(validity: Tensor | None, sizes: torch.Size, device: torch.device, along: Sequence[Along]) -> Tensor:

@@ -20,9 +20,9 @@ from op_registry.extents.factors import (
     SAMPLES,
     SCATTERED,
     Along,
+    Boolean,
     Extent,
     Factor,
-    computed,
     factors_of,
     is_prefix,
     made_of,
@@ -88,7 +88,7 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
 def _where_read(factor: Factor, others: Sequence[Sequence[Factor]]) -> Factor:
     """A factor of what is read, there only where the index is: at its padding nothing is read."""
     for other in (f for factors in others for f in factors if set(f.depends) <= set(factor.depends)):
-        factor = replace(factor, said=computed(intersect, factor.there, other.there))
+        factor = replace(factor, said=Boolean(intersect, (factor.there, other.there)))
     return factor
 
 

@@ -24,10 +24,10 @@ from op_registry.extents.factors import (
     SAMPLES,
     SCATTERED,
     Along,
+    Boolean,
     Extent,
     Factor,
     State,
-    computed,
     confined,
     factors_of,
     numbers_samples,
@@ -250,7 +250,7 @@ def _all_of(factors: Sequence[Factor]) -> Factor:
     said = factors[0].said
     for factor in factors[1:]:
         if factor.said is not said:
-            said = computed(torch.bitwise_and, said, factor.said)  # type: ignore[arg-type]
+            said = Boolean(torch.bitwise_and, (said, factor.said))  # type: ignore[arg-type]
     return Factor(_known(factors), said, any(f.step for f in factors))
 
 

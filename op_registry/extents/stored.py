@@ -28,15 +28,16 @@ def validity_over(record: Sparse | Permuted, gone: Sequence[int]) -> Callable[[]
     if values.validity is None:  # one element of each is enough: its others are as valid
         for d in [d for dim in gone for d in groups[dim] if d >= pattern.ndim]:
             sizes[d - pattern.ndim + pattern.lead] = 1
-    like = torch.ones((), dtype=torch.int8, device=values.device).expand(sizes)
-    valid = Sparse(Dense(like, values.validity), pattern)
-    shape = [1 if dim in gone else size for dim, size in enumerate(record.shape)]
+    shape, validity, device = record.shape, values.validity, values.device
 
     def over() -> Tensor:
+        like = torch.ones((), dtype=torch.int8, device=device).expand(sizes)
+        valid = Sparse(Dense(like, validity), pattern)
         count = valid.count_over([d for dim in gone for d in groups[dim]], keepdim=True)
-        return as_int8(count.permute([d for group in groups for d in group]).reshape(shape) > 0)
+        size = [1 if dim in gone else s for dim, s in enumerate(shape)]
+        return as_int8(count.permute([d for group in groups for d in group]).reshape(size) > 0)
 
-    if values.validity is not None:
+    if validity is not None:
         return over
     key = ("valid over", tuple(gone), groups, *sizes[pattern.lead :])
     return lambda: pattern.cached(key, over)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
+from op_registry.records.kept import once_in_graph
 from op_registry.records.tracing import being_traced
 
 
@@ -16,7 +17,7 @@ def as_bool(validity: Tensor) -> Tensor:
     if validity.dtype is torch.bool:
         return validity
     if being_traced(validity):
-        return validity.to(torch.int32) != 0
+        return once_in_graph(validity, "bool", lambda: validity.to(torch.int32) != 0)
     return validity.view(torch.bool)
 
 

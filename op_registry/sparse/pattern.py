@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
+from op_registry.records.kept import once_in_graph
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.coordinates import Coordinates, ravel, unravel
 from op_registry.sparse.layout import Layout, grid_of
@@ -32,7 +33,7 @@ class Pattern:
     block   (rows, columns) of a block, in block layouts
     """
 
-    __slots__ = ("_cache", "block", "layout", "lead", "pieces", "sizes")
+    __slots__ = ("_cache", "_kept_in_graph", "block", "layout", "lead", "pieces", "sizes")
 
     def __init__(
         self,
@@ -196,9 +197,11 @@ class Pattern:
     def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """A value derived from the pattern.
 
-        Not cached while tracing or in inference mode, whose tensors cannot be saved for backward.
+        Not cached in inference mode, whose tensors cannot be saved for backward; while tracing, for the graph alone.
         """
-        if being_traced(self.pieces[0]) or torch.is_inference_mode_enabled():
+        if being_traced(self.pieces[0]):
+            return once_in_graph(self.pieces[0], key, compute, self)
+        if torch.is_inference_mode_enabled():
             return compute()
         if key not in self._cache:
             self._cache[key] = compute()

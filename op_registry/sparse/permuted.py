@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.records.broadcast import reshape_validity
+from op_registry.records.broadcast import aligned_validity, reshape_validity
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Dims, with_leading_dims, wrap_dims
 from op_registry.sparse.broadcast import with_coordinates
@@ -179,15 +179,13 @@ def to_dense(x: AnyRecord) -> Dense:
         return sparse_to_dense(x)
     # Contiguous in the permuted order, as the tensor's strides say: callers have chosen view operators by those.
     listed = [d for group in x.groups for d in group]
-    permuted = sparse_to_dense(x.base).map(lambda t: t.permute(listed).contiguous())
-    validity = permuted.full_validity
+    base = sparse_to_dense(x.base)
+    data, validity = base.data.permute(listed).contiguous(), aligned_validity(base)
+    validity = None if validity is None else validity.permute(listed).contiguous()
     if len(listed) == x.ndim:
-        return Dense(permuted.data, validity, x.extent)
-    return Dense(
-        permuted.data.reshape(x.shape),
-        None if validity is None else reshape_validity(validity, permuted.data.shape, x.shape),
-        x.extent,
-    )
+        return Dense(data, validity, x.extent)
+    moved = None if validity is None else reshape_validity(validity, data.shape, x.shape)
+    return Dense(data.reshape(x.shape), moved, x.extent)
 
 
 def in_visible_order(x: Permuted) -> Sparse:

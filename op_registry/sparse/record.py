@@ -20,6 +20,7 @@ from op_registry.records.broadcast import aligned_validity, full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, wrap_dims
 from op_registry.records.dtypes import on_signed_bits
+from op_registry.records.kept import once_in_graph
 from op_registry.records.tracing import being_traced, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.coalesce import merge_duplicates, sums_of_rows
@@ -141,14 +142,18 @@ def to_dense(x: Sparse) -> Dense:
     for watching in on_dense:
         watching(x)
     _check_that_memory_has_room(x)
-    position, values = x.pattern.listed_positions(), x.values
+    pattern, values = x.pattern, x.values
+    position = once_in_graph(pattern.pieces[0], "listed positions", pattern.listed_positions, pattern)
     data = _as_bits(lambda bits: _scatter_listed(x.pattern, position, bits), values.data)
     if values.validity is not None:
         return Dense(data, _scatter_listed(x.pattern, position, as_int8(full_mask(values))), x.extent)
-    # All stored values are valid: one validity per element is enough, broadcast over the dense dimensions.
-    valid = values.data.new_ones((position.shape[0], *(x.pattern.block or ())), dtype=torch.int8)
-    validity = _scatter_listed(x.pattern, position, valid)
-    return Dense(data, validity.reshape(*x.pattern.sizes, *(1 for _ in x.dense_sizes)), x.extent)
+
+    def validity() -> Tensor:  # all stored values are valid: one per element is enough, broadcast over dense dimensions
+        valid = values.data.new_ones((position.shape[0], *(pattern.block or ())), dtype=torch.int8)
+        return _scatter_listed(pattern, position, valid)
+
+    found = once_in_graph(pattern.pieces[0], "dense validity", validity, pattern)
+    return Dense(data, found.reshape(*pattern.sizes, *(1 for _ in x.dense_sizes)), x.extent)
 
 
 def _check_that_memory_has_room(x: Sparse) -> None:
