@@ -24,7 +24,7 @@ from torch import Tensor
 from masked_dispatch.api.along_dim import average_ranks
 from masked_dispatch.api.average import average as weighted_mean
 from masked_dispatch.api.construct import as_masked_tensor, mask_like
-from masked_dispatch.interop.crossing import extent_of, filled, mask_of, placed_like
+from masked_dispatch.interop.crossing import extent_of, filled, mask_of, placed_like, takes
 from masked_dispatch.tensor.checks import least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import no_such_name
@@ -59,6 +59,8 @@ WORDS = {
     "root_mean_squared_error": "mse(predicted, target).sqrt()",
 }
 
+takes_tensors = takes(predicted=Tensor, target=Tensor)
+
 Average = Literal["binary", "micro", "macro", "weighted"] | None
 
 
@@ -72,6 +74,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for an attribute
         no_such_name(__name__, name, WORDS, __all__)
 
 
+@takes_tensors
 def accuracy(predicted: Tensor, target: Tensor) -> Tensor:
     """The share of correct classes, a float32 scalar.
 
@@ -82,6 +85,7 @@ def accuracy(predicted: Tensor, target: Tensor) -> Tensor:
     return (as_masked_tensor(predicted) == target).to(torch.float32).mean()
 
 
+@takes_tensors
 def precision(
     predicted: Tensor,
     target: Tensor,
@@ -102,6 +106,7 @@ def precision(
     return _averaged(correct, guessed, guessed + actual, actual, average, zero_division)
 
 
+@takes_tensors
 def recall(
     predicted: Tensor,
     target: Tensor,
@@ -118,6 +123,7 @@ def recall(
     return _averaged(correct, actual, guessed + actual, actual, average, zero_division)
 
 
+@takes_tensors
 def f1(
     predicted: Tensor,
     target: Tensor,
@@ -134,6 +140,7 @@ def f1(
     return _averaged(2 * correct, guessed + actual, guessed + actual, actual, average, zero_division)
 
 
+@takes_tensors
 def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int | None = None) -> Tensor:
     """How often a target (row) is predicted as a class (column): a plain int64 tensor of shape (C, C).
 
@@ -143,6 +150,7 @@ def confusion_matrix(predicted: Tensor, target: Tensor, num_classes: int | None 
     return torch.bincount(answers * num_classes + classes, minlength=num_classes**2).view(num_classes, num_classes)
 
 
+@takes(scores=Tensor, target=Tensor)
 def auroc(scores: Tensor, target: Tensor, average: Literal["macro", "weighted"] | None = "macro") -> Tensor:
     """The area under the ROC curve, float32; as scikit-learn's roc_auc_score.
 
@@ -180,16 +188,19 @@ def auroc(scores: Tensor, target: Tensor, average: Literal["macro", "weighted"] 
     return as_masked_tensor(_mean_over_classes(defined, actual, average).to_tensor(torch.nan), some)
 
 
+@takes_tensors
 def mse(predicted: Tensor, target: Tensor) -> Tensor:
     """The mean squared difference of two tensors of the same shape (nothing is broadcast), a scalar."""
     return _differences(predicted, target).square().mean()
 
 
+@takes_tensors
 def mae(predicted: Tensor, target: Tensor) -> Tensor:
     """The mean absolute difference of two tensors of the same shape (nothing is broadcast), a scalar."""
     return _differences(predicted, target).abs().mean()
 
 
+@takes_tensors
 def r2(predicted: Tensor, target: Tensor) -> Tensor:
     """The share of the target's variance that the predictions explain, a scalar; as scikit-learn's r2_score.
 
@@ -208,6 +219,7 @@ def r2(predicted: Tensor, target: Tensor) -> Tensor:
     return as_masked_tensor(torch.where(count < 2, torch.nan, score).to(dtype), count > 0)
 
 
+@takes(logits=Tensor, target=Tensor)
 def perplexity(logits: Tensor, target: Tensor) -> Tensor:
     """exp of the mean cross-entropy of the target's classes, a scalar.
 
@@ -225,6 +237,7 @@ def perplexity(logits: Tensor, target: Tensor) -> Tensor:
     return losses.mean().exp()
 
 
+@takes_tensors
 def valid_pairs(predicted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Predictions and targets where both are valid, as plain tensors, for libraries that do not support masks.
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.api.construct import as_masked_tensor, mask_like
+from masked_dispatch.interop.crossing import takes
+from masked_dispatch.tensor.checks import checked_dims
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dtypes import accumulation_dtype
 
@@ -37,6 +39,7 @@ def average(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@takes(x=Tensor)
 def average(
     x: Tensor,
     weights: Tensor | Sequence[float] | None = None,
@@ -62,6 +65,7 @@ def average(
     """
     if not (x.is_floating_point() or x.is_complex()):
         raise TypeError(f"average needs floating point or complex values; got {x.dtype}. Convert them: x.double()")
+    dims = None if dim is None else checked_dims("average", x, dim)
     weights = x.new_ones(()).expand(x.shape) if weights is None else _as_weights(weights, x, dim)
     dtype = torch.promote_types(x.dtype, weights.dtype)
     adding = accumulation_dtype(dtype)
@@ -69,8 +73,7 @@ def average(
     products = x * weights
     if isinstance(products, MaskedTensor):
         weights = mask_like(as_masked_tensor(weights), products)
-    dims = tuple(range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim)
-    total = weights.sum(dims, keepdim)
+    total = weights.sum(dims, keepdim)  # type: ignore[arg-type]
     result = (products.sum(dims, keepdim) / total).to(dtype)
     return (result, total.to(dtype)) if returned else result
 
@@ -84,7 +87,7 @@ def _as_weights(weights: Tensor | Sequence[float], x: Tensor, dim: Dims) -> Tens
     shapes = f"weights of shape {tuple(weights.shape)} do not fit a tensor of shape {tuple(x.shape)}"
     if dim is None:
         raise TypeError(f"{shapes}: name the dimensions that they belong to, average(x, weights, dim)")
-    dims = [d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)]
+    dims = checked_dims("average", x, dim)
     if weights.shape != tuple(x.shape[d] for d in dims):
         raise ValueError(f"{shapes} and dim={dim}: weights need the tensor's shape, or its sizes along dim")
     sizes = [1] * x.ndim

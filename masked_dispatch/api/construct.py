@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence as torch_pad_sequence
 
-from masked_dispatch.interop.crossing import as_padded, extent_of, kind_of, knows_padding, tensors_of, without_extent
+from masked_dispatch.interop.crossing import (
+    as_padded,
+    extent_of,
+    kind_of,
+    knows_padding,
+    takes,
+    tensors_of,
+    without_extent,
+)
 from masked_dispatch.interop.numpy_masked import parts_of_masked_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
-from masked_dispatch.tensor.checks import check_mask, least_and_most, values_unknown
+from masked_dispatch.tensor.checks import check_mask, checked_dim, least_and_most, values_unknown
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
@@ -93,6 +101,7 @@ def as_masked_tensor(data: ArrayLike, mask: ArrayLike | None = None) -> MaskedTe
     return torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
 
 
+@takes(tensor=Tensor, other=Tensor)
 def mask_like(tensor: Tensor, other: MaskedTensor) -> MaskedTensor:
     """The values of `tensor`, valid where both it and `other` are; differentiable.
 
@@ -137,7 +146,7 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
         )
     if data.ndim < 2:
         raise ValueError(f"from_lengths takes a padded batch, (B, ..., T, ...), not data of shape {tuple(data.shape)}")
-    dim = dim % data.ndim
+    dim = checked_dim("from_lengths", data, dim)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise TypeError(f"lengths have to be integers, one for each row; got {lengths.dtype}")
     if dim == 0 or lengths.shape != data.shape[:1]:

@@ -7,12 +7,14 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.checks import values_unknown
+from masked_dispatch.interop.crossing import takes
+from masked_dispatch.tensor.checks import checked_dim, checked_dims, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 T = TypeVar("T", bound=Tensor)
 
 
+@takes(x=Tensor)
 def padded(x: Tensor, extent: Tensor | None = None, *, dim: int | tuple[int, ...] | None = None) -> MaskedTensor:
     """The tensor with an extent: which of its positions are there. What is not there is padding, not missing.
 
@@ -34,12 +36,13 @@ def padded(x: Tensor, extent: Tensor | None = None, *, dim: int | tuple[int, ...
         )
     if x.ndim < 2:
         raise ValueError(f"padded takes a batch, (B, ..., T, ...), not a tensor of shape {tuple(x.shape)}")
-    dims = None if dim is None else sorted({d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)})
+    dims = None if dim is None else sorted({*checked_dims("padded", x, dim)})
     if dims is not None and 0 in dims:
         raise ValueError("padded: dimension 0 numbers samples; positions are numbered by others")
     return torch.ops.masked_dispatch.padded(x, extent, dims)
 
 
+@takes(x=Tensor)
 def first(x: T, dim: int = 1, k: int | None = None) -> T:
     """Each sample's own first position along `dim`, or its first k.
 
@@ -48,12 +51,14 @@ def first(x: T, dim: int = 1, k: int | None = None) -> T:
     k    None: one position, without the dimension, as ``x[:, 0]`` of a sample. A number: that many, as ``x[:, :k]``, in
          order from index 0 and at most as many as the dimension has; what a shorter sample lacks is not there
 
-    A sample without positions has none: its result is invalid, and not there. A copy; differentiable. Raises ValueError
-    for a dimension that numbers no positions of a batch that knows some, and a negative k.
+    A sample without positions has none: its result is invalid, and not there, in a batch of nothing else too. A copy;
+    differentiable. Raises ValueError for a dimension that numbers no positions of a batch that knows some, and a
+    negative k; IndexError for one position of a dimension of size 0 of a tensor without an extent.
     """
     return _ends("first", x, dim, k)
 
 
+@takes(x=Tensor)
 def last(x: T, dim: int = 1, k: int | None = None) -> T:
     """Each sample's own last position along `dim`, or its last k: ``x[:, -1]`` and ``x[:, -k:]`` are the batch's.
 
@@ -65,10 +70,12 @@ def last(x: T, dim: int = 1, k: int | None = None) -> T:
 def _ends(name: Literal["first", "last"], x: T, dim: int, k: int | None) -> T:
     if k is not None and k < 0:
         raise ValueError(f"{name} takes a number of positions, k >= 0, not {k}")
-    found: T = torch.ops.masked_dispatch.ends(x, dim, 1 if k is None else k, name == "last")
+    dim = checked_dim(name, x, dim)
+    found: T = torch.ops.masked_dispatch.ends(x, dim, 1 if k is None else min(k, x.shape[dim]), name == "last")
     return found.select(dim, 0) if k is None else found  # type: ignore[return-value]
 
 
+@takes(x=Tensor)
 def align(x: T, dim: int = 1) -> T:
     """Each sample's positions along `dim` in order from index 0, with the padding behind; of the same shape.
 
@@ -76,9 +83,10 @@ def align(x: T, dim: int = 1) -> T:
     itself where samples are known to begin at 0, and without an extent; else a copy. Differentiable. Raises ValueError
     as :func:`first` does.
     """
-    return torch.ops.masked_dispatch.align(x, dim)  # type: ignore[no-any-return]
+    return torch.ops.masked_dispatch.align(x, checked_dim("align", x, dim))  # type: ignore[no-any-return]
 
 
+@takes(x=Tensor)
 def positions(x: T, dim: int = 1) -> T:
     """The number of each position within its sample, from 0 along `dim`: int64, (B, T) for a padded batch (B, T, …).
 
@@ -87,7 +95,7 @@ def positions(x: T, dim: int = 1) -> T:
     ``x + table[positions(x)]``. Without an extent it counts along `dim`, plain, with the first dimension in front of
     it. Raises ValueError as :func:`first` does.
     """
-    return torch.ops.masked_dispatch.positions(x, dim)  # type: ignore[no-any-return]
+    return torch.ops.masked_dispatch.positions(x, checked_dim("positions", x, dim))  # type: ignore[no-any-return]
 
 
 def _check_extent(x: Tensor, extent: Tensor) -> None:

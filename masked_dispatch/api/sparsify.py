@@ -9,12 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from masked_dispatch.interop.crossing import takes
+from masked_dispatch.tensor.checks import checked_dim
 from masked_dispatch.tensor.conversions import converted
 from masked_dispatch.tensor.layout_checks import check_layout
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.sparse.layout import Layout
 
 
+@takes(x=Tensor, condition=Tensor)
 def sparse_where(
     x: Tensor,
     condition: Tensor,
@@ -36,10 +39,6 @@ def sparse_where(
     Raises TypeError for a condition that is not bool, RuntimeError for one that does not broadcast to `x`, ValueError
     for a layout that does not fit the shape.
     """
-    if not isinstance(x, Tensor) or not isinstance(condition, Tensor):
-        raise TypeError(
-            f"sparse_where takes tensors (x, condition), not {type(x).__name__} and {type(condition).__name__}"
-        )
     if condition.dtype is not torch.bool:
         raise TypeError(
             f"sparse_where takes a bool condition, and this one is {condition.dtype}; compare it, condition != 0"
@@ -49,6 +48,7 @@ def sparse_where(
     return converted("keep_where", x, condition, name, sparse_dim, blocksize, layout=name, block=blocksize)
 
 
+@takes(x=Tensor)
 def sparse_relu(
     x: Tensor,
     layout: torch.layout | Layout | None = None,
@@ -64,6 +64,7 @@ def sparse_relu(
     return sparse_threshold(x, 0, layout, sparse_dim=sparse_dim, blocksize=blocksize)
 
 
+@takes(x=Tensor)
 def sparse_threshold(
     x: Tensor,
     threshold: float,
@@ -83,6 +84,7 @@ def sparse_threshold(
     return sparse_where(x, ~(x <= threshold), layout=layout, sparse_dim=sparse_dim, blocksize=blocksize)
 
 
+@takes(x=Tensor)
 def sparse_topk(
     x: Tensor,
     k: int,
@@ -103,7 +105,9 @@ def sparse_topk(
     """
     layout = sparse_layout(x, layout)
     name = check_layout(x, layout, x.ndim, blocksize)
-    return converted("keep_top", x, k, dim, largest, name, blocksize, layout=name, block=blocksize)
+    return converted(
+        "keep_top", x, k, checked_dim("sparse_topk", x, dim), largest, name, blocksize, layout=name, block=blocksize
+    )
 
 
 def sparse_layout(x: Tensor, layout: torch.layout | Layout | None) -> torch.layout | Layout:

@@ -19,15 +19,18 @@ from op_registry.extents import samples
 from op_registry.extents.factors import Merged, as_positions, is_prefix
 from op_registry.extents.masks import placed_as, united_in_groups
 from op_registry.records.dense import Dense
+from op_registry.records.dims import known_to_hold
 from op_registry.sparse.permuted import to_dense
 
 
 def ends(tensor: Tensor, dim: int, k: int, last: bool) -> Tensor:
     dim, in_order = _positions_of(tensor, dim, name := "last" if last else "first")
-    k = min(k, tensor.shape[dim])
+    empty = known_to_hold(tensor.shape[dim] == 0)
     if in_order is None:
+        if empty and k:
+            raise IndexError(f"{name}: a tensor of shape {tuple(tensor.shape)} has no position along dimension {dim}")
         return tensor.narrow(dim, tensor.shape[dim] - k if last else 0, k).clone()
-    if isinstance(tensor, SparseMaskedTensor) and in_order:
+    if isinstance(tensor, SparseMaskedTensor) and in_order and not empty:
         return tensor.flip(dim).narrow(dim, 0, k).flip(dim) if last else tensor.narrow(dim, 0, k).clone()
     return wrap_record(samples.ends(_dense(name, tensor), dim, k, last))
 
@@ -54,14 +57,11 @@ def _dense(operation: str, tensor: Tensor) -> Dense:
 
 
 def _positions_of(x: Tensor, dim: int, name: str) -> tuple[int, bool | None]:
-    """The dimension, not negative, and whether each sample's positions are known to be its first indices.
+    """The dimension, and whether each sample's positions are known to be its first indices.
 
     None: the tensor is there everywhere.
     """
     shape = tuple(x.shape)
-    if not -x.ndim <= dim < x.ndim:
-        raise IndexError(f"{name}: dim={dim} is out of range for a tensor of shape {shape}")
-    dim = dim % x.ndim
     extent = x._extent if isinstance(x, MaskedTensor) else None
     if extent is None or not extent.factors:
         return dim, None

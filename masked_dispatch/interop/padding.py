@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.interop.crossing import as_padded, extent_of, mask_of, takes
-from masked_dispatch.tensor.checks import values_unknown
+from masked_dispatch.tensor.checks import checked_dim, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
@@ -76,7 +76,7 @@ def to_lengths(x: Tensor, dim: int = 1) -> Tensor:
 
     Raises ValueError if a position is partly valid, or if a valid one follows padding.
     """
-    dim = dim % x.ndim if x.ndim else dim
+    dim = checked_dim("to_lengths", x, dim) if x.ndim > 1 else dim
     if x.ndim < 2 or dim == 0:
         raise ValueError(
             f"a tensor of shape {tuple(x.shape)} has no lengths along dim={dim}: a batch has shape (B, ..., T, ...)"

@@ -12,6 +12,7 @@ from masked_dispatch.api.along_dim import last_true, next_true, positions
 from masked_dispatch.api.construct import as_masked_tensor, from_nan
 from masked_dispatch.interop.crossing import extent_of, filled, mask_of, numbers_positions, placed_like
 from masked_dispatch.missing.moments import InOrder, is_inexact, takes_tensor
+from masked_dispatch.tensor.checks import checked_dim
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.records.dims import Number
@@ -99,6 +100,7 @@ def dropna(x: Tensor, dim: int = 0, how: Literal["any", "all"] = "any") -> Maske
     """
     if how not in ("any", "all"):
         raise ValueError(f"how={how!r} is neither 'any' nor 'all'")
+    dim = checked_dim("dropna", x, dim)
     if numbers_positions(x, dim):
         raise MaskedSemanticsError(
             f"dropna: dimension {dim} of a tensor of shape {tuple(x.shape)} numbers the positions of its samples, and "

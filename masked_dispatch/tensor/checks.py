@@ -127,6 +127,22 @@ def broadcasts_to(shape: torch.Size, wanted: torch.Size) -> bool:
     return all(known_to_hold(n == w) or n == 1 for n, w in zip(reversed(shape), reversed(wanted), strict=False))
 
 
+def checked_dim(caller: str, x: Tensor, dim: int) -> int:
+    """A dimension of `x`, counted from the first; as torch, TypeError for what is no int, IndexError out of range."""
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TypeError(f"{caller} takes a dimension as an int, not {dim!r}")
+    rank = max(x.ndim, 1)  # torch gives a number a dimension
+    if not -rank <= dim < rank:
+        raise IndexError(f"{caller}: dim={dim} is out of range for a tensor of shape {tuple(x.shape)}")
+    return dim % rank
+
+
+def checked_dims(caller: str, x: Tensor, dim: int | Sequence[int]) -> list[int]:
+    """The same of one dimension or several."""
+    dims: Any = dim if isinstance(dim, (tuple, list)) else [dim]
+    return [checked_dim(caller, x, d) for d in dims]
+
+
 def values_unknown(tensor: Tensor) -> bool:
     """Whether we cannot read the values of `tensor`: it is traced, inside a transform, or on meta."""
     return (

@@ -84,13 +84,19 @@ def ends(record: Dense, dim: int, k: int, last: bool = False) -> Dense:
     order = as_bool(there).logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
     count = there.sum(dim, keepdim=True, dtype=torch.int64)
     index = index_along(dim, k, there.ndim, there.device)
+    kept, is_mask = without(record, [dim]), record.extent is not None and record.extent.is_mask
+    if known_to_hold(record.shape[dim] == 0):  # no sample has a position: the k that are shown are not there
+
+        def widened(t: Tensor) -> Tensor:
+            return torch.nn.functional.pad(t, [0, 0] * (t.ndim - 1 - dim) + [0, k])
+
+        record, order = record.map(widened), widened(order)
     if last:
         order = order.gather(dim, index + (count - k).clamp(min=0))
     else:
         order = order.narrow(dim, 0, k)
     factor = _joint(gone, as_int8(index < count)).knowing(dim, _in_front(gone, dim))
-    kept = without(record, [dim])
-    return _gathered(record, dim, order, [*kept, factor], record.extent is not None and record.extent.is_mask)
+    return _gathered(record, dim, order, [*kept, factor], is_mask)
 
 
 def positions(record: AnyRecord, dim: int) -> Dense:

@@ -173,3 +173,22 @@ def test_padding_of_a_sample_without_rows_adds_none() -> None:
     x = torch.ones(1, 2, 1, 1)
     nothing = md.padded(md.masked_tensor(x, torch.zeros_like(x).bool()), dim=(2, 3))
     assert not F.pad(nothing, (0, 2), value=0.3).extent.any()
+
+
+@pytest.mark.parametrize("function", [md.first, md.last])
+@pytest.mark.parametrize("shape", [(2, 0), (2, 0, 3)])
+def test_a_batch_of_samples_without_positions(function: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+    data = torch.ones(shape, requires_grad=True)
+    padded = md.from_lengths(data, torch.tensor([0, 0]))
+    own = md.padded(padded.without_extent(), torch.ones(shape, dtype=torch.bool), dim=1)
+    for x in (padded, own, padded.to_packed(), padded.to_sparse()):
+        found = function(x)
+        assert found.shape == (2, *shape[2:])
+        assert found.count() == 0
+        assert not found.extent.any()
+        assert function(x, 1, 2).shape == shape
+    function(padded).sum().backward()
+    assert data.grad is not None
+    for alone in (data, padded.without_extent()):
+        with pytest.raises(IndexError, match=rf"{function.__name__}: a tensor of shape .* has no position along"):
+            function(alone)
