@@ -7,8 +7,10 @@ program that works only on masked tensors would be a trap (P1: the same errors).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
@@ -27,8 +29,8 @@ WITHOUT_ANY_OVERLAP = (
     "index_add_", "index_copy_", "index_fill_", "index_put_", "index_reduce_", "put_", "scatter_", "scatter_add_",
     "scatter_reduce_",
 )  # fmt: skip
-# Elementwise operators that read their operand's value before they write.
-READ_BEFOREHAND = ("fill_", "masked_fill_", "ldexp_")
+# Elementwise operators that read their operands before they write; others so read the `value` with which they fill.
+READ_BEFOREHAND = ("ldexp_",)
 
 
 class OverlapCheck:
@@ -36,34 +38,57 @@ class OverlapCheck:
 
     whole   whether an operand may lie exactly where the result goes
     active  whether torch checks this operator
+    reads   the numbers of the operands that it reads while it writes
+    puts    whether it is an assignment by index tensors, which may be a fill
     """
 
-    __slots__ = ("active", "whole")
+    __slots__ = ("active", "puts", "reads", "whole")
 
     def __init__(self, op: OpOverload, elementwise: bool) -> None:
-        name = schema_of(op).name.partition("::")[2]
+        schema = schema_of(op)
+        name = schema.name.partition("::")[2]
         self.whole = name not in WITHOUT_ANY_OVERLAP
         self.active = not self.whole or name == "copy_" or (elementwise and name not in READ_BEFOREHAND)
+        self.reads = [n for n, argument in enumerate(schema.arguments) if n and argument.name != "value"]
+        self.puts = name == "index_put_"
 
-    def __call__(self, target: Tensor, operands: Iterable[object]) -> None:
+    def __call__(self, target: Tensor, args: Sequence[Any]) -> None:
         written = _in_memory(target)
         if written is None or under_transform():
             return
-        for operand in operands:
-            if isinstance(operand, (list, tuple)):
-                self(target, operand)
-            elif isinstance(operand, Tensor) and not (self.whole and operand is target):
-                read = _in_memory(operand)
-                if read is not None and share_memory(written, read) and self._forbids(written, read, operand is target):
-                    raise RuntimeError(OVERLAP)
+        mask = _mask_of_fill(*args) if self.puts else None
+        if mask is not None:
+            _check(target, written, [mask], whole=True)
+        else:
+            _check(target, written, [args[n] for n in self.reads if n < len(args)], self.whole)
 
-    def _forbids(self, a: Tensor, b: Tensor, same: bool) -> bool:
-        """Whether two tensors of one storage overlap by torch's own test (ATen/MemoryOverlap.cpp); unsure means no."""
-        if same or not (a.numel() and b.numel() and is_packed(a) and is_packed(b)):
-            return same
-        if _addresses(a) == _addresses(b):
-            return not (self.whole and a.stride() == b.stride())
-        return _overlap(a, b)
+
+def _mask_of_fill(target: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """The index of an index_put_ that torch runs as masked_fill_, with a number that it reads before."""
+    given = [index for index in indices if index is not None]
+    if accumulate or len(given) != 1 or given[0].dtype not in (torch.bool, torch.uint8):
+        return None
+    fills = given[0].device == target.device and values.device.type == "cpu" and values.numel() == 1
+    return given[0] if fills else None
+
+
+def _check(target: Tensor, written: Tensor, operands: Iterable[object], whole: bool) -> None:
+    for operand in operands:
+        if isinstance(operand, (list, tuple)):
+            _check(target, written, operand, whole)
+        elif isinstance(operand, Tensor) and not (whole and operand is target):
+            read = _in_memory(operand)
+            if read is not None and share_memory(written, read) and _forbids(written, read, operand is target, whole):
+                raise RuntimeError(OVERLAP)
+
+
+def _forbids(a: Tensor, b: Tensor, same: bool, whole: bool) -> bool:
+    """Whether two tensors of one storage overlap by torch's own test (ATen/MemoryOverlap.cpp); unsure means no."""
+    if same or not (a.numel() and b.numel() and is_packed(a) and is_packed(b)):
+        return same
+    if _addresses(a) == _addresses(b):
+        return not (whole and a.stride() == b.stride())
+    return _overlap(a, b)
 
 
 def refuse_overlapping_outputs(op: OpOverload, outputs: Iterable[object]) -> None:

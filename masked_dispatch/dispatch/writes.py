@@ -103,7 +103,7 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
             args = (target, *map(without_extent, args[1:]))
             kwargs = {name: without_extent(value) for name, value in kwargs.items()}
         if overlap.active:
-            overlap(target, args[1:])
+            overlap(target, args)
         with overlays_of_caller(1), lock_of(target):
             copied = assigns and args[1] is target  # like torch, this ignores elements that share memory
             result = target if copied else compute_inplace(compute, target, args, kwargs)
