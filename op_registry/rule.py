@@ -151,6 +151,12 @@ class Rule:
         dims = self.dims
         return dims if isinstance(dims, Slices) else None
 
+    @property
+    def positions(self) -> tuple[int, ...] | None:
+        """The indices of results that are positions in a slice; None if the rule does not say whether there are any."""
+        stated = None if self.slices is None else self.slices.positions
+        return () if stated is None and self.is_built_in else stated
+
     def is_plain(self, result: int) -> bool:
         """Whether this result is meant to be a plain tensor, by the category or by the rule's trait ``plain=(…)``."""
         return self.category.plainly or result in self.traits.plain

@@ -249,7 +249,7 @@ def _same_results(ragged: Ragged, batch: Run, samples: Sequence[Run | Exception]
                 if bool(parts[1].any()):
                     raise Broken(f"{name}: {int(parts[1].sum())} valid elements, and alone it has no such result")
                 continue
-            places = _same_result(ragged, n, name, parts, sample.results[result])
+            places = _same_result(ragged, n, result, name, parts, sample.results[result])
             if places is not None:
                 compared[result, n] = places
     return compared
@@ -264,7 +264,7 @@ def _has_no_result(ragged: Ragged, n: int) -> bool:
 
 
 def _same_result(
-    ragged: Ragged, n: int, name: str, parts: Sequence[Tensor], expected: Observed
+    ragged: Ragged, n: int, result: int, name: str, parts: Sequence[Tensor], expected: Observed
 ) -> tuple[Tensor, Tensor] | None:
     data, mask, there = parts
     want, want_mask = expected[0].reshape(-1), expected[1]
@@ -279,7 +279,7 @@ def _same_result(
             nothing = want_mask & (want == 0) & ~valid | nothing
         want_mask, valid = want_mask & ~nothing, valid & ~nothing
     wrong = mask_difference(valid, want_mask)
-    if not wrong and not _is_unclaimed(ragged, expected[0]) and not _is_normalised_alone(ragged, n, want):
+    if not wrong and not _is_unclaimed(ragged, result, expected[0]) and not _is_normalised_alone(ragged, n, want):
         wrong = difference(got, want.to(got.dtype) if want.dtype is not got.dtype else want, want_mask)
     if wrong:
         raise Broken(f"{name}: {wrong}")
@@ -293,13 +293,14 @@ def _is_normalised_alone(ragged: Ragged, n: int, values: Tensor) -> bool:
     return alone and values.dtype is not torch.float64
 
 
-def _is_unclaimed(ragged: Ragged, result: Tensor) -> bool:
+def _is_unclaimed(ragged: Ragged, number: int, result: Tensor) -> bool:
     """Whether values are random, or indices that count in the batch."""
     if torch.Tag.nondeterministic_seeded in ragged.op.tags:
         return True
     first, name = next(iter(ragged.given.values())), ragged.op._schema.name
     made = result.dtype is torch.int64 and first.dtype is not torch.int64 and not name.endswith(_COUNTS)
-    indices = made or name.endswith(_INDICES)
+    stated = None if ragged.rule.is_built_in else ragged.rule.positions
+    indices = made or name.endswith(_INDICES) if stated is None else number in stated
     return indices and (ragged.draw.side != "right" or ragged.axes.role == "window")
 
 

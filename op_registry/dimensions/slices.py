@@ -31,7 +31,8 @@ class Slices(Dimensions):
     dim               the argument with the dimensions of a slice; without it (None, or no argument of this name), the
                       whole tensor is one slice
     keepdim           the argument that says whether reduced dimensions are kept with size 1
-    positions         the indices of results that are positions in the slice
+    positions         the indices of results that are positions in the slice: a number below 0, or not below the size of
+                      the slice, names none. None: it is not said whether integer results are
     number            the argument with the number of elements that a slice must have at least
     none_for_no_dims  whether an empty list of dimensions means none of them rather than all
     needs_elements    whether torch refuses an input without elements
@@ -47,7 +48,7 @@ class Slices(Dimensions):
     gives: Literal["one", "each", "front"] = "one"
     dim: str | None = "dim"
     keepdim: str = "keepdim"
-    positions: tuple[int, ...] = ()
+    positions: tuple[int, ...] | None = None
     number: str | None = None
     none_for_no_dims: bool = False
     needs_elements: bool = False

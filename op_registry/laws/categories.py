@@ -244,7 +244,7 @@ def run_scan(op: OpOverload, x: Dense, *args: Any, _traits: Traits = NO_TRAITS, 
     """The operator on data filled with its identity, so that an invalid step leaves the running value unchanged."""
     identity = _traits.identity
     value = identity(x.dtype) if callable(identity) else identity
-    return x.like(op(x.filled(value), *args, **kwargs))
+    return results_like(op(x.filled(value), *args, **kwargs), x.validity)
 
 
 SCAN = Category(

@@ -40,7 +40,7 @@ def on_base_dims(c: Bound) -> Any:
     dim = None if dims.dim is None else c.named.get(dims.dim)
     if isinstance(dim, int) and len(of_base) > 1:
         raise NotLowered("it works along a dimension that is merged of others")
-    if (dims.gives != "one" or dims.positions) and not isinstance(dim, int):
+    if (dims.gives != "one" or c.rule.positions) and not isinstance(dim, int):
         raise NotLowered("its result depends on the order of elements in several dimensions")
     if dim is not None:
         call = call.with_(**{str(dims.dim): of_base[0] if isinstance(dim, int) else of_base})

@@ -14,8 +14,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
@@ -256,8 +258,12 @@ def on_padded_rows(c: Bound) -> Any:
     record = rows.pad(x.flat)
     if slices.gives == "one" and not isinstance(call.dim, int) and len(call.dims) == x.ndim:
         return _over_all_elements(call, rows, record)
-    result = call.run(record, call.over(1 if isinstance(call.dim, int) else [1, *call.inside(2)]))
-    result = _map_results(result, slices.positions, lambda r: _positions_in_slice(r, rows))
+    inside = call.inside(2)
+    result = call.run(record, call.over(1 if isinstance(call.dim, int) else [1, *inside]))
+    if inside and c.rule.positions:
+        raise NotLowered("its results are positions in slices of sparse and dense dimensions")
+    size = math.prod(x.shape[d] for d in along)
+    result = _with_positions(c.rule, result, rows.width, size, partial(_position_in_slice, rows))
     if slices.gives != "one":
         return map_tensors(lambda r: _to_sparse(r, rows, call), result, Dense)
     return _reshaped(result, call)
@@ -266,15 +272,37 @@ def on_padded_rows(c: Bound) -> Any:
 def _over_all_elements(call: SliceCall, rows: PaddedRows, record: Dense) -> Any:
     single_row = record.map(lambda t: t.squeeze(0))
     result = call.run(single_row, call.over(None if call.dim is None else list(range(single_row.ndim))))
-    result = _map_results(result, call.slices.positions, lambda r: _positions_in_tensor(r, rows, call.x))
+    inner = math.prod(call.x.dense_sizes)
+    size = math.prod(call.x.shape)
+    result = _with_positions(call.c.rule, result, rows.width * inner, size, partial(_position_in_tensor, rows, inner))
     return _reshaped(result, call)
 
 
-def _map_results(result: Result, indices: Sequence[int], change: Callable[[Dense], Dense]) -> Result:
-    """`change` applied to the results at `indices`."""
-    if isinstance(result, Dense):
-        return change(result) if 0 in indices else result
-    return tuple(change(r) if n in indices else r for n, r in enumerate(result))
+def _with_positions(rule: Rule, result: Result, seen: int, size: int, moved: Callable[[Tensor], Tensor]) -> Result:
+    """Results whose positions in slices are those among all `size` elements.
+
+    seen   how many elements of a slice the rule saw
+    moved  the position in the slice of each of these
+    """
+    results = (result,) if isinstance(result, Dense) else result
+    if rule.positions is None and any(not _may_be_no_position(r) for r in results):
+        raise NotLowered(
+            "it has integer results, and its rule does not say which of them are positions in the slice (in its rule: "
+            "dims=Slices(positions=(0,)) for the first, positions=() for none)"
+        )
+
+    def at(r: Dense) -> Dense:
+        position = r.data
+        found = moved(position.clamp(0, max(seen - 1, 0))).to(position.dtype)
+        beyond = torch.where(position < 0, position, position + (size - seen))  # no position, as below 0
+        return r.like(torch.where((position >= 0) & (position < seen), found, beyond))
+
+    changed = tuple(at(r) if n in (rule.positions or ()) else r for n, r in enumerate(results))
+    return changed[0] if isinstance(result, Dense) else changed
+
+
+def _may_be_no_position(result: Dense) -> bool:
+    return result.dtype.is_floating_point or result.dtype.is_complex or result.dtype is torch.bool
 
 
 def _reshaped(result: Result, call: SliceCall) -> Any:
@@ -282,19 +310,15 @@ def _reshaped(result: Result, call: SliceCall) -> Any:
     return map_tensors(lambda r: r.map(lambda t: t.reshape(shape)), result, Dense)
 
 
-def _positions_in_slice(result: Dense, rows: PaddedRows) -> Dense:
+def _position_in_slice(rows: PaddedRows, position: Tensor) -> Tensor:
     """Positions in a padded row converted to positions in the original slice."""
-    position = result.data.clamp(0, rows.width - 1)
-    flat = position.reshape(rows.slices, -1)
-    return result.like(rows.positions_in_slice().gather(1, flat).reshape(result.shape))
+    flat = position.reshape(rows.slices, -1).to(torch.int64)
+    return rows.positions_in_slice().gather(1, flat).reshape(position.shape)
 
 
-def _positions_in_tensor(result: Dense, rows: PaddedRows, x: Sparse) -> Dense:
+def _position_in_tensor(rows: PaddedRows, inner: int, position: Tensor) -> Tensor:
     """Positions among all stored elements converted to positions in the flattened tensor."""
-    inner_numel = math.prod(x.dense_sizes)
-    slot, inner = result.data // inner_numel, result.data % inner_numel
-    positions = rows.positions_in_slice()[0]
-    return result.like(positions[slot.clamp(0, rows.width - 1)] * inner_numel + inner)
+    return rows.positions_in_slice()[0][position // inner] * inner + position % inner
 
 
 def _to_sparse(r: Dense, rows: PaddedRows, call: SliceCall) -> Sparse:

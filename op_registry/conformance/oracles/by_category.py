@@ -70,7 +70,8 @@ def reduction(c: Call) -> Any:
         changes[dim] = _first_dimension(c, dim)
     if keep is not None:
         changes[keep] = False
-    return reduce_slices(c, _numbers_from(c, operand, changes), operand=operand, dims=c.dims(x.ndim, dim or ""))
+    one, dims = _numbers_from(c, operand, changes), c.dims(x.ndim, dim or "")
+    return reduce_slices(c, one, operand=operand, dims=dims, indices=_positions(c) or ())
 
 
 def scan(c: Call) -> Any:
@@ -78,7 +79,7 @@ def scan(c: Call) -> Any:
     operand, dim = only_operand(c), _argument(c, dimensions_of(c.op))
     if dim is None or not isinstance(c[dim], int):
         raise NoOracle(f"the dimension of {c.name}: it has no argument called {', '.join(DIMENSIONS)}")
-    return map_slices(c, _numbers_from(c, operand, {dim: 0}), c[dim], operand=operand)
+    return map_slices(c, _numbers_from(c, operand, {dim: 0}), c[dim], operand=operand, indices=_positions(c) or ())
 
 
 def normalization(c: Call) -> Any:
@@ -118,18 +119,28 @@ def normalization(c: Call) -> Any:
 def _numbers_from(c: Call, operand: str, changes: Mapping[str, object]) -> Callable[[Tensor], Any]:
     """The operator on one slice's valid elements; NoOracle for a result that may be an index.
 
-    An index among the valid elements would have to be mapped to the whole slice, and the schema doesn't say whether an
-    integer result is an index.
+    An index among the valid elements has to be mapped to the whole slice, and the schema doesn't say whether an integer
+    result is an index. A rule may: ``Slices(positions=(0,))``.
     """
+    stated = _positions(c) is not None
 
     def one(values: Tensor) -> Any:
         result = c.plain(**changes, **{operand: values})
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.dtype is torch.int64 and values.dtype is not torch.int64:
-                raise NoOracle(f"whether the {leaf.dtype} result of {c.name} is an index or a number")
+            is_integer = isinstance(leaf, Tensor) and leaf.dtype is torch.int64 and values.dtype is not torch.int64
+            if is_integer and not stated:
+                raise NoOracle(
+                    f"whether the {leaf.dtype} result of {c.name} is an index or a number: its rule states "
+                    "dims=Slices(positions=(0,)), or positions=()"
+                )
         return result
 
     return one
+
+
+def _positions(c: Call) -> tuple[int, ...] | None:
+    rule = registry.get(c.op)
+    return None if rule is None else rule.positions
 
 
 def contraction(c: Call) -> Expected:

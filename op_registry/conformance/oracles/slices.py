@@ -31,9 +31,16 @@ def on_values(one: OfSlice, indices: Sequence[int]) -> Callable[[Group], Results
         if not indices:
             return results
         outs = [results] if isinstance(results, Tensor) else results
-        return [group.kept[out] if n in indices else out for n, out in enumerate(outs)]
+        mapped = [in_whole_group(group, out) if n in indices else out for n, out in enumerate(outs)]
+        return mapped[0] if isinstance(results, Tensor) else mapped
 
     return of_group
+
+
+def in_whole_group(group: Group, index: Tensor) -> Tensor:
+    """Indices among the valid elements as indices in the group; one that names none names none there."""
+    kept, none = len(group.kept), torch.where(index < 0, index, index + (group.size - len(group.kept)))
+    return torch.where((index >= 0) & (index < kept), group.kept[index.clamp(0, kept - 1)], none)
 
 
 def reduce_slices(
