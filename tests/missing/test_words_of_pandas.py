@@ -33,7 +33,7 @@ def keywords() -> Iterator[tuple[str, Callable[..., Any], str]]:
             yield word, lambda k, of=made, w=word: getattr(of, w)(**{k: 0}), "ddof"
 
 
-CASES = list(keywords())
+CASES = sorted(keywords(), key=lambda case: (case[0], case[2]))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{name} {keyword}" for name, _, keyword in CASES])
