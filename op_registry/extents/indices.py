@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Elementwise, Label, Labels, atoms
@@ -195,6 +196,8 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     result: Dense = call.applied(run)
     others = {n: r for n, r in records.items() if n != first and r.extent is not None and r.extent.factors}
     if call.rule.category is ASSIGNMENT:
+        if record.extent is not None and any(name.startswith("ind") for name in others):
+            _check_written(call, first)
         for name in others:
             if not name.startswith("ind"):
                 if any_stored(call):
@@ -280,6 +283,26 @@ def _check_counts(call: Bound, labels: Labels, records: Mapping[str, Dense]) -> 
                         call,
                         "it counts from the start of the batch, where samples do not begin; see masked_dispatch.align",
                     )
+
+
+def _check_written(call: Bound, first: str) -> None:
+    """Refuse an index that knows its own positions, and names some at which the target has none."""
+    target = call.tensors[first]
+    if not isinstance(target, Dense):
+        return
+    marks: dict[str, Any] = {first: Dense(torch.zeros(target.shape, dtype=torch.int8, device=target.device))}
+    for name, value in call.named.items():
+        if name in ("src", "source", "value", "values"):
+            sizes = value.shape if isinstance(value, (Tensor, Dense)) else ()
+            ones = torch.ones(sizes, dtype=torch.int8, device=target.device)
+            marks[name] = Dense(ones) if isinstance(value, (Tensor, Dense)) else 1
+    is_written = call.with_(**marks).run().data != 0
+    why = (
+        "its index names positions that the tensor does not have: a sample's positions are counted in the batch there, "
+        "and the tensor has others (as the results of argsort have, of samples that do not begin at index 0; see "
+        "masked_dispatch.align)"
+    )
+    check_holds(~is_written | there(target).bool(), refuse(call, why))
 
 
 def _from_what_is_there(call: Bound, first: str, name: str, result: Dense) -> Dense:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
+from masked_dispatch import MaskedSemanticsError
 
 LENGTHS = (5, 2, 3)
 WHOLE = slice(None)
@@ -86,3 +88,20 @@ def test_what_cannot_end_there_is_refused() -> None:
     left, _ = batch("left")
     with pytest.raises(md.MaskedSemanticsError, match="counts from the start of the batch"):
         left.to_packed()[:, :2] = 0.0
+
+
+@pytest.mark.parametrize("make", [torch.empty_like, torch.zeros_like])
+def test_the_inverse_of_an_order(make: Callable[[Tensor], Tensor]) -> None:
+    there = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
+    x = md.padded(md.masked_tensor(torch.tensor([[5.0, 3, 4, 0], [9, 8, 0, 0]]), there))
+    for batch in (x, x.flip(1).flip(1)):
+        order = batch.argsort(1)
+        inverse = make(order)
+        inverse.scatter_(1, order, torch.arange(4).expand(2, 4))
+        assert inverse.compressed().tolist() == [2, 0, 1, 1, 0]
+    left = md.padded(md.masked_tensor(torch.tensor([[0, 5.0, 3, 4], [0, 0, 9, 8]]), there.flip(1)))
+    order = left.argsort(1)
+    with pytest.raises(MaskedSemanticsError, match="its index names positions that the tensor does not have"):
+        make(order).scatter_(1, order, torch.arange(4).expand(2, 4))
+    with pytest.raises(MaskedSemanticsError, match="its index names positions that the tensor does not have"):
+        make(order)[torch.arange(2)[:, None], order] = 1
