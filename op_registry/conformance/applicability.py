@@ -65,18 +65,10 @@ def _no_derivative(operator: Operator, seed: int) -> str | None:
     derivatives = [plain_torch.derivative(s, seed) for s in samples if plain_torch.forward(s, seed).error is None]
     if not derivatives or any(derivative.order for derivative in derivatives):
         return None
-    why = next((d.why for d in derivatives if not _says_that_there_is_none(d.why)), derivatives[0].why)
-    if isinstance(operator, (OwnForm, RegisteredOperator)) and not _says_that_there_is_none(why):
+    why = next((d.why for d in derivatives if not plain_torch.says_that_there_is_none(d.why)), derivatives[0].why)
+    if isinstance(operator, (OwnForm, RegisteredOperator)) and not plain_torch.says_that_there_is_none(why):
         return None  # the author's own formula raises
     return f"it has no derivative: {why}"
-
-
-# How torch says that an operator has no formula for its derivative, and why a sample asks for none.
-NO_FORMULA = ("no autograd formula", "not implemented", "no result of plain torch requires grad", "not differentiable")
-
-
-def _says_that_there_is_none(why: str) -> bool:
-    return any(said in why for said in NO_FORMULA)
 
 
 def _no_dimensions(operator: Operator, seed: int) -> str | None:

@@ -1,7 +1,8 @@
 """P5: a masked tensor has a gradient with its own mask, a plain tensor a plain one; both are the true derivative.
 
 We compare first and second order with autograd through the oracle's loops. Without an oracle, we compare the first
-order with central differences of the subject along a random direction, in float64.
+order with central differences of the subject along a random direction, in float64; so also where the operator has no
+derivative, and its rule has one.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ Derivatives = tuple[Gradients, Gradients | None]
 def gradients_are_derivatives(trial: Trial) -> None:
     """P5 at first order, and at second order where torch has one."""
     if trial.derivative_order == 0:
-        raise NotAsked(f"no derivative: {plain_torch.derivative(trial.sample, trial.seed).why}")
+        _is_derivative_of_its_values(trial)
+        return
     wrong = plain_torch.wrong_derivative(trial.sample, trial.seed) if _is_of_another_library(trial) else None
     if wrong and trial.masking.kind == "unstored":
         raise Broken(f"the operator's own derivative is wrong, not the rule's: {wrong}")
@@ -80,6 +82,27 @@ def gradients_are_derivatives(trial: Trial) -> None:
                 raise
             raise NotAsked("plain torch's own gradient differs from the oracle's derivative") from None
         _same_derivatives(observed_derivatives, from_torch, trial)
+
+
+def _is_derivative_of_its_values(trial: Trial) -> None:
+    """P5 of a call that plain torch cannot differentiate: a rule that has a gradient has that of its own values."""
+    why = plain_torch.derivative(trial.sample, trial.seed).why
+    none = NotAsked(f"no derivative: {why}")
+    if not (trial.sample.differentiable and trial.partial and _is_of_another_library(trial)):
+        raise none
+    try:
+        first = derivatives_or_refusal(trial)[0]
+    except Refusal:
+        raise
+    except Exception as error:
+        if plain_torch.says_that_there_is_none(str(error)):  # the rule calls the operator itself
+            raise none from None
+        raise
+    if all(gradient is None for gradient in first):
+        raise none
+    for position, (gradient, mask) in enumerate(zip(first, trial.masks, strict=True)):
+        masked_like_its_tensor(f"the rule's gradient {position}", gradient, mask)
+    _against_differences(trial, first)
 
 
 def _is_of_another_library(trial: Trial) -> bool:
@@ -212,7 +235,7 @@ def _against_differences(trial: Trial, gradients: Gradients) -> None:
         directions.append(direction if mask is None else torch.where(mask, direction, torch.zeros_like(direction)))
     # Central differences are no reference where even plain torch's derivative disagrees with them (kinks, ties).
     unmasked = _all_valid(trial)
-    from_torch = _derivatives_of(unmasked, plain_result)
+    from_torch = _derivatives_of(unmasked, plain_result) if trial.derivative_order else None
     if from_torch is not None and not close_to_differences(
         _directional(from_torch[0], directions), _slope(unmasked, directions)
     ):
