@@ -14,7 +14,18 @@ from torch._ops import OpOverload
 
 from op_registry.bound import Bound
 from op_registry.conformance.padded_batches import batch_is_its_samples, samples_agree
-from op_registry.conformance.ragged import DRAWS, FEW_DRAWS, GARBAGE, OF_FORMS, Draw, NoBatch, Ragged, axes_of, widened
+from op_registry.conformance.ragged import (
+    DRAWS,
+    FEW_DRAWS,
+    GARBAGE,
+    OF_FORMS,
+    Draw,
+    NoBatch,
+    Ragged,
+    axes_of,
+    labels_of_formula,
+    widened,
+)
 from op_registry.conformance.sample import Operator, Sample, chosen
 from op_registry.conformance.stated_dims import calls_of_operators, size_of_call
 from op_registry.conformance.stored_samples import storable
@@ -139,16 +150,17 @@ def _of_call(
     call = Bound.of(rule, op, args, kwargs)
     if size_of_call(args, kwargs) > MOST_ELEMENTS or any(not _is_strided(t) for t in call.tensors.values()):
         return
-    why = _nothing_stated(rule, call)
-    if why is None:
-        labels = call.labels
-        assert labels is not None
-        call, labels = _of_several_samples(call, labels)
+    why, formula = _nothing_stated(rule, call), rule.category is COMPOSITE and not rule.is_built_in
+    if why is None or formula:
         try:
+            labels = labels_of_formula(call, seed) if formula else call.labels
+            assert labels is not None
+            if not formula:
+                call, labels = _of_several_samples(call, labels)
             for axes in axes_of(call, labels):
                 for n, draw in enumerate(draws):
                     try:
-                        ragged = Ragged(rule, op, call, axes, draw, seed)
+                        ragged = Ragged(rule, op, call, labels, axes, draw, seed)
                     except NoBatch:
                         continue
                     yield PaddedTrial(op, made.number, dtype, ragged, GARBAGE[n % len(GARBAGE)])

@@ -18,9 +18,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.bound import Bound
+from op_registry.conformance.compare import difference
 from op_registry.conformance.masks import refilled
+from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.trees import tree_leaves
-from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
+from op_registry.dimensions.labels import Dimension, Label, Labels, atoms, batch_labels
 from op_registry.rule import Rule
 
 # Where the padding of a batch is.
@@ -106,6 +108,38 @@ def axes_of(call: Bound, labels: Labels) -> list[Axes]:
     return list(found.values())
 
 
+def labels_of_formula(call: Bound, seed: int) -> Labels:
+    """Labels of a call of which nothing is stated, for `axes_of`: the first dimension of its first tensor is batch.
+
+    Operands broadcast. Raises NoBatch unless samples are independent: each by itself has its part of the results.
+    """
+    operands = {name: batch_labels(t.ndim) for name, t in call.tensors.items()}
+    samples = next(iter(operands.values()), ())[:1]
+
+    def results(n: int | None = None) -> list[Tensor]:
+        parts = {
+            name: t if n is None or operands[name][:1] != samples else t.narrow(0, n, 1)
+            for name, t in call.tensors.items()
+        }
+        start_random_numbers(seed)
+        return tensors_of(call.with_tensors(parts).applied(call.op))
+
+    whole, count = results(), next(iter(call.tensors.values())).shape[0] if samples else 0
+    mixed = NoBatch("it mixes what its first dimension numbers, or has no result for each")
+    if not count or any(not r.ndim or r.shape[0] != count for r in whole):
+        raise mixed
+    for n in range(count):
+        try:
+            alone = results(n)
+        except Exception:
+            raise mixed from None
+        parts = [r.narrow(0, n, 1) for r in whole]
+        if any(a.shape != p.shape or difference(a, p) for a, p in zip(alone, parts, strict=True)):
+            raise mixed
+    dims = tuple((*samples, *(f"{n}.{d}" for d in range(1, r.ndim))) for n, r in enumerate(whole))
+    return Labels(operands, dims)
+
+
 def widened(call: Bound, labels: Labels) -> Bound:
     """The call on several samples, where batch dimensions have one index each: the first of them is repeated."""
     sized = any(name in call.named for name in (*_OF_RESULT, *_OF_OPERAND))
@@ -151,10 +185,10 @@ class Ragged:
     there    bool, (samples, positions): which positions of the batch are there
     """
 
-    def __init__(self, rule: Rule, op: OpOverload, call: Bound, axes: Axes, draw: Draw, seed: int) -> None:
+    def __init__(
+        self, rule: Rule, op: OpOverload, call: Bound, labels: Labels, axes: Axes, draw: Draw, seed: int
+    ) -> None:
         self.op, self.rule, self.call, self.axes, self.draw = op, rule, call, axes, draw
-        labels = call.labels
-        assert labels is not None
         self.labels, self.sizes = labels, _sizes(call, labels)
         self.generator = torch.Generator().manual_seed(zlib.crc32(f"{op} {axes} {draw} {seed}".encode()))
         count, size = self.sizes[axes.samples], self.sizes[axes.positions]

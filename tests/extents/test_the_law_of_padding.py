@@ -28,7 +28,7 @@ def call_of(op: Any, *args: Any, **kwargs: Any) -> Bound:
 def ragged(op: Any, *args: Any, draw: int = 0) -> Ragged:
     call = call_of(op, *args)
     assert call.labels is not None
-    return Ragged(call.rule, op, call, axes_of(call, call.labels)[0], DRAWS[draw], seed=0)
+    return Ragged(call.rule, op, call, call.labels, axes_of(call, call.labels)[0], DRAWS[draw], seed=0)
 
 
 def test_a_batch_has_the_samples_and_garbage_between_them() -> None:
