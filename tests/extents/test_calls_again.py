@@ -10,7 +10,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.extents import run
+from op_registry.extents import factors, run
 from op_registry.extents.remembered import forget_plans
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -104,3 +104,11 @@ def test_a_write_of_the_same_positions_is_silent() -> None:
         x.copy_(x.exp())
         x[:, 1:].mul_(2)
         x.to_packed().copy_(x.to_packed())
+
+
+def test_what_is_numbered_of_batches_of_other_sizes_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factors, "_MOST", 20)
+    for size in range(3, 60):
+        x = md.from_lengths(torch.ones(2, size, 2), torch.tensor([size, 1]))
+        x.flatten(1)[:, :size].sum(1)
+        assert len(factors._numbers) <= 21
