@@ -66,7 +66,7 @@ family](semantics.md#functions-that-torch-writes-in-python).
 
 def page() -> str:
     families: dict[str, list[Rule]] = defaultdict(list)
-    for rule in masked_dispatch.registry.rules():
+    for rule in filter(lambda rule: rule.is_built_in, masked_dispatch.registry.rules()):
         families[rule.where.split("/")[2].partition(".")[0]].append(rule)
     sections = (_family(name, families[name]) for name in sorted(families))
     parts = [INTRODUCTION, *itertools.chain.from_iterable(sections), PYTHON, *_inside()]

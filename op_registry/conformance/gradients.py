@@ -88,7 +88,8 @@ def _is_derivative_of_its_values(trial: Trial) -> None:
     """P5 of a call that plain torch cannot differentiate: a rule that has a gradient has that of its own values."""
     why = plain_torch.derivative(trial.sample, trial.seed).why
     none = NotAsked(f"no derivative: {why}")
-    if not (trial.sample.differentiable and trial.partial and _is_of_another_library(trial)):
+    asked = trial.sample.differentiable and trial.partial and plain_torch.says_that_there_is_none(why)
+    if not (asked and _is_of_another_library(trial)):
         raise none
     try:
         first = derivatives_or_refusal(trial)[0]
