@@ -12,11 +12,13 @@ result is filled with zeros under its mask, so that no derivative passes through
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from masked_dispatch.autograd.reached import Call, Operand, carried, carry, narrowed, stored_densely
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.engine_internals import carries_older_vmap
 from masked_dispatch.tensor.in_transform import InTransform, check_alive, wrap_in_transform
@@ -45,6 +47,8 @@ class Context(Protocol):
     """What an autograd function keeps in forward for its derivatives."""
 
     validity: Tensor | None
+    call: Call | None
+    operand: Operand
 
     def set_materialize_grads(self, value: bool) -> None: ...
 
@@ -63,7 +67,14 @@ class Wrap(OwnFunction):
     @staticmethod
     @never_compiled
     def backward(ctx: Context, grad: Tensor | None) -> Any:
-        return (None if grad is None else plain_gradient(grad, ctx.validity)), None
+        if grad is None:
+            return None, None
+        if ctx.call is None or torch.compiler.is_dynamo_compiling():
+            return plain_gradient(grad, ctx.validity), None
+        reached = intersect(ctx.validity, reached_by(grad))
+        plain = plain_gradient(grad, reached)
+        ctx.call.arrive(ctx, plain, reached, reached is ctx.validity)
+        return plain, None
 
     @staticmethod
     @never_compiled
@@ -87,7 +98,14 @@ class Unwrap(OwnFunction):
     @staticmethod
     @never_compiled
     def backward(ctx: Context, grad: Tensor | None) -> Tensor | None:
-        return None if grad is None else masked_gradient(grad, ctx.validity)
+        if grad is None:
+            return None
+        if ctx.call is None or torch.compiler.is_dynamo_compiling():
+            return masked_gradient(grad, ctx.validity)
+        reached = ctx.call.reached(ctx.operand, ctx.validity, functools.partial(_reached_of, ctx))
+        if not ctx.call.passes_zeros:
+            grad = zero_where_invalid(grad, reached)
+        return carry(masked_gradient(grad, ctx.validity), reached)
 
     @staticmethod
     @never_compiled
@@ -124,7 +142,7 @@ def keep_validity(ctx: Context, validity: Tensor | None) -> None:
     through this node would then raise, although plain torch, whose operator saves nothing, allows it. Nobody writes to
     a validity that is shared.
     """
-    ctx.validity = validity
+    ctx.validity, ctx.call = validity, None
     ctx.set_materialize_grads(False)
 
 
@@ -148,6 +166,22 @@ def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
             return grad
         grad = plain_gradient(grad, None)
     return wrap_record(Dense(grad, validity))
+
+
+def _reached_of(ctx: Context, result: int, reached: Any) -> Tensor | None:
+    """What of a dense operand is reached, given what of a result is; None for everything."""
+    dense = stored_densely(reached)
+    assert ctx.call is not None
+    return None if dense is None else ctx.call.of_operand(ctx.operand, result, dense)
+
+
+def reached_by(grad: Tensor) -> Tensor | None:
+    """What a gradient reached; int8 that broadcasts to it, None for everything."""
+    if not isinstance(grad, MaskedTensor):
+        return None
+    if type(grad) is MaskedTensor:
+        return intersect(grad._validity, carried(grad))
+    return stored_densely(narrowed(grad._printed_record, carried(grad)))
 
 
 def data_under(grad: Tensor, validity: Tensor | None) -> Tensor:

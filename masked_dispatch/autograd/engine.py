@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.autograd.dense import wrap_record
-from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, wrap_sparse_record
+from masked_dispatch.autograd.reached import carried, carry, narrowed
+from masked_dispatch.autograd.sparse import (
+    aligned_values,
+    in_stored_order,
+    unwrap_any,
+    wrap_any,
+    wrap_sparse_record,
+)
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.distributed_internals import inside_data_parallel
 from masked_dispatch.engine_internals import called_by_engine, engine_run, leaf_accumulated_into, let_older_vmap_return
@@ -23,6 +30,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import under_transform
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
+from op_registry.records.validity import unite
 from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.sparse.coalesce import merge_duplicates
 from op_registry.sparse.coordinates import ravel, unravel
@@ -61,6 +69,26 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
 
     Plain if either of them is: a plain one is valid everywhere, as a plain tensor's gradient has to be.
     """
+    total = _sum_of_gradients(x, y)
+    of_x, of_y = carried(x), carried(y)
+    if of_x is None and of_y is None:
+        return total
+    if _pattern_of(x) is _pattern_of(y) is _pattern_of(total):
+        return total if of_x is None else carry(total, unite(of_x, of_y))
+    if not isinstance(total, SparseMaskedTensor):
+        return total  # of different storages: what it reached is not followed
+    base = total._kept.copied()
+    with torch.no_grad():
+        parts = [wrap_any(narrowed(unwrap_any(grad), carried(grad))) for grad in (x, y)]
+        stored = Sparse(Dense(base.values, base.validity), base.pattern)
+        return carry(total, aligned_values(_sum_of_gradients(*parts), stored, total._order).validity)
+
+
+def _pattern_of(grad: Tensor) -> object:
+    return grad._pattern if isinstance(grad, SparseMaskedTensor) else None
+
+
+def _sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
     if type(x) is MaskedTensor and type(y) is MaskedTensor and x._validity is y._validity and can_add_data(x, y):
         return sum_under_one_mask(x, y)
     if type(x) is SparseMaskedTensor and type(y) is SparseMaskedTensor and can_add_values(x, y):
@@ -125,6 +153,17 @@ def accumulate_into(target: MaskedTensor, addend: Tensor) -> Tensor | None:
     if leaf is None or isinstance(leaf, MaskedTensor):
         return None
     return sum_of_gradients(target, addend)
+
+
+def reached_part(grad: Tensor) -> Tensor:
+    """A gradient of a base in which the node of an in-place write replaces a view's part: masked with what it reached.
+
+    The node calls operators on it, which move and write its mask.
+    """
+    reached = carried(grad)
+    if reached is None or leaf_accumulated_into() is not None:
+        return grad
+    return wrap_any(narrowed(unwrap_any(grad), reached))
 
 
 def needs_plain_gradient(grad: Tensor, depth: int) -> bool:

@@ -6,6 +6,7 @@ of a sparse result may arrive in any layout: its elements at the result's coordi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from masked_dispatch.autograd.dense import (
     unwrap,
     wrap_record,
 )
+from masked_dispatch.autograd.reached import carried, carry, narrowed, stored_densely
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
@@ -28,8 +30,9 @@ from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMasked
 from masked_dispatch.torch_internals import in_forward_mode, under_transform
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.fill import fill_where_invalid
+from op_registry.records.fill import fill_where_invalid, zero_where_invalid
 from op_registry.records.own_function import OwnFunction
+from op_registry.records.spread import broadcast_back
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import OF_TORCH
@@ -64,7 +67,12 @@ class SparseWrap(OwnFunction):
     def backward(ctx: SparseContext, grad: Tensor | None) -> Any:
         if grad is None:
             return None, None, None, None
-        return _values_of(grad, ctx, ctx.validity), None, None, None
+        found = aligned_values(grad, _like(grad, ctx), ctx.order)
+        values = fill_where_invalid(found.data, found.validity, 0)
+        if ctx.call is not None and not torch.compiler.is_dynamo_compiling():
+            stored = _in_order(Sparse(Dense(values.detach(), found.validity), ctx.pattern), ctx.order)
+            ctx.call.arrive(ctx, values, found.validity, found.validity is ctx.validity, stored)
+        return values, None, None, None
 
     @staticmethod
     @never_compiled
@@ -89,23 +97,59 @@ class SparseUnwrap(OwnFunction):
     def backward(ctx: SparseContext, grad: Tensor | None) -> tuple[Tensor | None, None]:
         if grad is None:
             return None, None
-        return wrap_sparse_record(_in_order(Sparse(Dense(grad, ctx.validity), ctx.pattern), ctx.order)), None
+        reached = None
+        if ctx.call is not None and not torch.compiler.is_dynamo_compiling():
+            of_stored = functools.partial(_of_stored, ctx)
+            reached = ctx.call.reached(ctx.operand, ctx.validity, functools.partial(_reached_of, ctx), of_stored)
+        values = zero_where_invalid(grad, reached)
+        masked = wrap_sparse_record(_in_order(Sparse(Dense(values, ctx.validity), ctx.pattern), ctx.order))
+        return carry(masked, reached), None
 
     @staticmethod
     @never_compiled
     def jvp(ctx: SparseContext, tangent: Tensor, _: None) -> Tensor:
-        return _values_of(tangent, ctx, ctx.validity)
+        return values_at(tangent, _like(tangent, ctx), ctx.order)
 
 
-def _values_of(tensor: Tensor, ctx: SparseContext, validity: Tensor | None) -> Tensor:
-    """The elements of a gradient or tangent for the values that a function has wrapped or unwrapped."""
+def _reached_of(ctx: SparseContext, result: int, reached: Any) -> Tensor | None:
+    """What of a sparse operand is reached, given what of a result is; of its values, if they are the result's too."""
+    call, operand = ctx.call, ctx.operand
+    assert call is not None
+    if not isinstance(reached, Tensor):
+        base, order = (reached.base, reached.order) if isinstance(reached, Permuted) else (reached, None)
+        validity = base.values.full_validity
+        same = base.pattern is ctx.pattern and order == ctx.order and base.values.ndim == len(ctx.shape)
+        if same and (validity is None or call.elementwise):
+            return None if validity is None else broadcast_back(validity, ctx.shape)
+    dense = stored_densely(reached)
+    return None if dense is None else _of_stored(ctx, call.of_operand(operand, result, dense))
+
+
+def _of_stored(ctx: SparseContext, part: Tensor | None) -> Tensor | None:
+    """What of an operand's stored values a part of the operand is; None for all of them."""
+    if part is None:
+        return None
+    like = Sparse(Dense(part.new_empty(()).expand(ctx.shape), None), ctx.pattern)
+    if ctx.order is not None:
+        part = Permuted(like, ctx.order).to_base(part)
+    return align_to(Dense(part.expand(like.shape)), like).data
+
+
+def _like(tensor: Tensor, ctx: SparseContext) -> Sparse:
+    """What a gradient or tangent of a tensor that a function has wrapped or unwrapped has to be aligned to."""
     like = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(ctx.shape)
-    return values_at(tensor, Sparse(Dense(like, validity), ctx.pattern), ctx.order)
+    return Sparse(Dense(like, ctx.validity), ctx.pattern)
 
 
 def values_at(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> Tensor:
     """The elements of a gradient or tangent, in any layout, for the values of `record`: 0 where either is invalid."""
-    source = unwrap_any(tensor)
+    found = aligned_values(tensor, record, order)
+    return fill_where_invalid(found.data, found.validity, 0)
+
+
+def aligned_values(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> Dense:
+    """The same, with where they are valid, and reached."""
+    source = narrowed(unwrap_any(tensor), carried(tensor))
     stored = source.base if isinstance(source, Permuted) else source
     shown = source.order if isinstance(source, Permuted) else None
     if (
@@ -114,8 +158,7 @@ def values_at(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> 
         and shown == order
         and stored.values.shape == record.values.shape
     ):
-        validity = intersect(stored.values.full_validity, record.values.full_validity)
-        return fill_where_invalid(stored.values.data, validity, 0)
+        return Dense(stored.values.data, intersect(stored.values.full_validity, record.values.full_validity))
     if order is not None:
         if not isinstance(source, Dense) and not (isinstance(source, Permuted) and source.order == order):
             assert isinstance(tensor, SparseMaskedTensor)
@@ -126,7 +169,7 @@ def values_at(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> 
         source = to_base_order(source, Permuted(record, order))
     aligned = align_to(in_stored_order("a gradient", tensor, source), record)
     validity = intersect(aligned.full_validity, record.values.full_validity)
-    return fill_where_invalid(aligned.data.expand(record.values.shape), validity, 0)
+    return Dense(aligned.data.expand(record.values.shape), validity)
 
 
 def _in_order(record: Sparse, order: tuple[int, ...] | None) -> Sparse | Permuted:

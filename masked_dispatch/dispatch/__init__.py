@@ -20,6 +20,7 @@ sparsify.py       operators that select the elements to be stored sparsely
 control_flow.py   torch.cond, scan and while_loop with masked operands
 positions.py      first, last, align and positions of padded batches
 library.py        this library's own operators (torch.ops.masked_dispatch)
+gradients.py      kernels of operators that the engine also calls, with gradients
 overlays.py       the registry's overlays in backward
 compile.py        preparation for torch.compile and torch.export
 plain_state.py    masked parameters and buffers of exported modules as plain ones

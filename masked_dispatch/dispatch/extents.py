@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 
+from masked_dispatch.autograd.reached import joined
 from masked_dispatch.autograd.sparse import unwrap_any, wrap_any
 from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse_writes import record_below
@@ -183,7 +184,8 @@ def _with_extent_of(result: Tensor, source: Tensor, target: Tensor) -> Tensor:
     if not isinstance(target, MaskedTensor) or target._extent is None:
         return result
     for factor in of_target(record_below(target), record_below(source)):
-        result = wrap_any(there_too(unwrap_any(result), factor))
+        record = unwrap_any(result)
+        result = joined(result, record, wrap_any(there_too(record, factor)))
     return result
 
 

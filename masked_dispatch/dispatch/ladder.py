@@ -34,6 +34,7 @@ from masked_dispatch.dispatch.control_flow import CONTROL_FLOW
 from masked_dispatch.dispatch.extents import shaped_like
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel, rows_kernel
 from masked_dispatch.dispatch.foreach import foreach_kernel
+from masked_dispatch.dispatch.gradients import called_with_gradients
 from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.overlays import overlays_of_caller
 from masked_dispatch.dispatch.run_rule import (
@@ -137,36 +138,6 @@ def passing_kernel(op: OpOverload) -> Kernel:
         return redispatch(op, keyset, args, kwargs)
 
     return kernel
-
-
-def gradient_storing_kernel(kernel: Kernel, store: Callable[..., Tensor]) -> Kernel:
-    """The kernel of an operator that the engine also calls to make a `.grad` from a gradient; `store` does that."""
-
-    @delegating
-    def storing_or(keyset: DispatchKeySet, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if needs_plain_gradient(x, 1):
-            return store(x, *args, **kwargs)
-        return kernel(keyset, x, *args, **kwargs)
-
-    return storing_or
-
-
-def _copy_for_plain_leaf(grad: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
-    return plain_gradient(grad, None).clone(memory_format=memory_format or torch.preserve_format)
-
-
-def _zeros_for_plain_leaf(grad: Tensor, size: list[int], stride: list[int], **options: Any) -> Tensor:
-    """Memory into which the engine then copies the gradient: an update, so that invalid elements stay zero."""
-    options["device"] = options.get("device") or grad.device
-    options["dtype"] = options.get("dtype") or grad.dtype
-    return torch.empty_strided(size, stride, **options).zero_()
-
-
-# Besides `detach`, the engine calls these to make a `.grad` from a gradient (torch's accumulate_grad.h).
-_STORING_GRADIENTS: dict[OpOverload, Callable[..., Tensor]] = {
-    aten.clone.default: _copy_for_plain_leaf,
-    aten.new_empty_strided.default: _zeros_for_plain_leaf,
-}
 
 
 def unrecorded(kernel: Kernel) -> Kernel:
@@ -425,8 +396,7 @@ def make_kernel(op: OpOverload) -> Kernel:
     """The kernel for the overload's current meaning."""
     kernel = resolving_kernel(op) if resolved_per_call(op) else kernel_of(resolve(op))
     kernel = kernel_by_caller(op, kernel) if registry.inside(op) else kernel
-    store = _STORING_GRADIENTS.get(op)
-    return kernel if store is None else gradient_storing_kernel(kernel, store)
+    return called_with_gradients(op, kernel)
 
 
 def follow_registry() -> None:

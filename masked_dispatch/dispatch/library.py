@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.library import Library
 
 from masked_dispatch.autograd.dense import masked_gradient, plain_gradient, wrap_record
+from masked_dispatch.autograd.reached import join, joined
 from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, values_at, wrap_any, wrap_sparse_record
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import check_allowed
@@ -175,21 +176,25 @@ def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None, sampl
     if isinstance(tensor, SparseMaskedTensor) and extent is None and not stores_whole_rows(record):
         check_allowed("padded", [tensor], "what is there is read off the mask of every element")
     found = padded(record, None if extent is None else stored_validity(tensor, extent), dims, samples)
-    return wrap_any(in_layout(found, found.pattern.layout, None, None) if isinstance(found, Sparse) else found)
+    found = in_layout(found, found.pattern.layout, None, None) if isinstance(found, Sparse) else found
+    return joined(tensor, record, wrap_any(found), moving=True)
 
 
 def _padded_as(tensor: Tensor, extent: Tensor | None, known: str) -> MaskedTensor:
-    return wrap_record(as_stated(_record(tensor), extent, known))
+    record = _record(tensor)
+    return joined(tensor, record, wrap_record(as_stated(record, extent, known)))
 
 
 def _padded_along(tensor: Tensor, there: Tensor, known: str, version: str) -> MaskedTensor:
     _check_graph(tensor, version)
     there = stored_validity(tensor, check_mask(tensor, there))
-    return wrap_any(padded_along(unwrap_any(tensor), there, known))
+    record = unwrap_any(tensor)
+    return joined(tensor, record, wrap_any(padded_along(record, there, known)))
 
 
 def _without_extent(tensor: Tensor) -> MaskedTensor:
-    return wrap_any(with_extent(unwrap_any(tensor), None))
+    record = unwrap_any(tensor)
+    return joined(tensor, record, wrap_any(with_extent(record, None)))
 
 
 def _extent(tensor: Tensor) -> Tensor:
@@ -212,12 +217,13 @@ def _mask_with(tensor: Tensor, mask: Tensor) -> MaskedTensor:
 def _masked_with(tensor: Tensor, mask: Tensor, other: AnyRecord | None = None) -> MaskedTensor:
     record = unwrap_any(tensor)
     if isinstance(record, Dense):
-        return wrap_record(under(record, record.data.clone(), stored_validity(record.data, mask), other))
+        masked = under(record, record.data.clone(), stored_validity(record.data, mask), other)
+        return joined(tensor, record, wrap_record(masked))
     if isinstance(record, Permuted):
-        masked: AnyRecord = record.like(_masked_by(record.base, record.to_base(mask.expand(record.shape))))
+        stored: AnyRecord = record.like(_masked_by(record.base, record.to_base(mask.expand(record.shape))))
     else:
-        masked = _masked_by(record, mask)
-    return wrap_any(with_extent(masked, extent_under(record, other)))
+        stored = _masked_by(record, mask)
+    return joined(tensor, record, wrap_any(with_extent(stored, extent_under(record, other))))
 
 
 def _masked_by(record: Sparse, mask: Tensor) -> Sparse:
@@ -233,11 +239,12 @@ def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
     if isinstance(source, Sparse) and source.shape == tensor.shape and not isinstance(record, Permuted):
         aligned = _values_like(record, source, tensor)
         values = aligned.map(lambda t: t.expand(source.values.shape)).masked_by(source.values.validity)
-        return wrap_any(with_extent(source.like(values.like(values.data.clone())), extent_under(record, source)))
+        masked = with_extent(source.like(values.like(values.data.clone())), extent_under(record, source))
+        return joined(tensor, record, wrap_any(masked), moving=True)
     if not isinstance(source, Dense) or isinstance(tensor, SparseMaskedTensor):
         return _masked_with(tensor, _get_mask(other), source)
     dense = _record(tensor)
-    return wrap_record(under(dense, dense.data.clone(), source.validity, source))
+    return joined(tensor, dense, wrap_record(under(dense, dense.data.clone(), source.validity, source)))
 
 
 def _values_like(record: Dense | Sparse, source: Sparse, tensor: Tensor) -> Dense:
@@ -255,7 +262,11 @@ def _accumulate(tensors: list[Tensor]) -> Tensor:
         return accumulate_sparse(tensors)
     records = [_record(tensor) for tensor in tensors]
     total = united(accumulate(records), records)
-    return wrap_record(total) if any(isinstance(tensor, MaskedTensor) for tensor in tensors) else total.data
+    if not any(isinstance(tensor, MaskedTensor) for tensor in tensors):
+        return total.data
+    wrapped = wrap_record(total)
+    join(None, None, (tensors, {}), (records, {}), wrapped)
+    return wrapped
 
 
 def _data_of(tensor: Tensor) -> Tensor:
@@ -338,10 +349,10 @@ def _detach(tensor: Tensor) -> Tensor:
 
 
 def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[int] | None) -> Tensor:
-    record = unwrap_any(tensor)
+    record = given = unwrap_any(tensor)
     extent = record.extent
     if layout == DENSE:
-        return tensor if isinstance(record, Dense) else wrap_record(to_dense(record))
+        return tensor if isinstance(record, Dense) else joined(tensor, record, wrap_record(to_dense(record)), True)
     wanted = layout_named(layout)
     size = None if block is None else (block[0], block[1])
     if isinstance(record, Permuted):  # layouts need their sparse dimensions first
@@ -364,7 +375,8 @@ def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[
             record = to_dense(record)
         else:
             record = with_sparse_dims(record, dims)
-    return wrap_sparse_record(in_layout(with_extent(record, extent), wanted, sparse_dim, size))
+    stored = wrap_sparse_record(in_layout(with_extent(record, extent), wanted, sparse_dim, size))
+    return joined(tensor, given, stored, moving=True)
 
 
 def _bytes_of(mask: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.autograd.dense import wrap_record
+from masked_dispatch.autograd.reached import joined
 from masked_dispatch.autograd.sparse import unwrap_any, wrap_any
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -32,12 +33,16 @@ def ends(tensor: Tensor, dim: int, k: int, last: bool) -> Tensor:
         return tensor.narrow(dim, tensor.shape[dim] - k if last else 0, k).clone()
     if isinstance(tensor, SparseMaskedTensor) and in_order and not empty:
         return tensor.flip(dim).narrow(dim, 0, k).flip(dim) if last else tensor.narrow(dim, 0, k).clone()
-    return wrap_record(samples.ends(_dense(name, tensor), dim, k, last))
+    record = _dense(name, tensor)
+    return joined(tensor, record, wrap_record(samples.ends(record, dim, k, last)), moving=True)
 
 
 def align(tensor: Tensor, dim: int) -> Tensor:
     dim, in_order = _positions_of(tensor, dim, "align")
-    return tensor if in_order is not False else wrap_record(samples.compacted(_dense("align", tensor), dim))
+    if in_order is not False:
+        return tensor
+    record = _dense("align", tensor)
+    return joined(tensor, record, wrap_record(samples.compacted(record, dim)), moving=True)
 
 
 def positions(tensor: Tensor, dim: int) -> Tensor:
@@ -87,7 +92,7 @@ def placed_like(tensor: Tensor, other: Tensor) -> Tensor:
     """
     record = unwrap_any(tensor)
     placed = placed_as(record, unwrap_any(other))
-    return tensor if placed is record else wrap_any(placed)
+    return tensor if placed is record else joined(tensor, record, wrap_any(placed), moving=True)
 
 
 def order_of_samples(tensor: Tensor, dim: int) -> list[Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap, wrap_record
+from masked_dispatch.autograd.reached import join
 from masked_dispatch.autograd.sparse import strided_operand
 from masked_dispatch.compiler_internals import modes_in_force
 from masked_dispatch.dispatch.divided_operands import run_again
@@ -127,6 +128,7 @@ def run_rule(op: OpOverload, run: Run, rule: Rule, args: Sequence[Any], kwargs: 
 
 
 def _run_rule(op: OpOverload, run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    given = kwargs
     if kwargs:
         kwargs = {k: unwrap_argument(v) for k, v in kwargs.items()}
     if rule.traits.sparse_factors and has_sparse_factor(args):
@@ -145,8 +147,11 @@ def _run_rule(op: OpOverload, run: Run, rule: Rule, args: Sequence[Any], kwargs:
         for argument, record in zip(args, records, strict=True):
             if record is result:
                 return argument
-        return wrap_record(result)
-    return wrap_result(result, rule)
+        wrapped = wrap_record(result)
+    else:
+        wrapped = wrap_result(result, rule)
+    join(rule, op, (args, given), (records, kwargs), wrapped)
+    return wrapped
 
 
 def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import wrap_record
+from masked_dispatch.autograd.reached import join, joined
 from masked_dispatch.autograd.sparse import unwrap_any, unwrap_sparse, wrap_any, wrap_sparse_record
 from masked_dispatch.densify_policy import check_allowed, current, warn_of_dense_operands
 from masked_dispatch.dispatch.plain_results import refuse_plain
@@ -57,7 +58,7 @@ def lowered_by(
         records = [map_tensors(to_record, a, Tensor) for a in args]
         named = {k: map_tensors(to_record, v, Tensor) for k, v in kwargs.items()}
         try:
-            result = run_in_steps(_run_lowering, (op, rule, args, records, named), {})
+            result = run_in_steps(_run_lowering, (op, rule, args, records, named, kwargs), {})
         except NotLowered as reason:
             why = str(reason)
         else:
@@ -71,7 +72,14 @@ def lowered_by(
     return _run_densely(op, args, kwargs, why, on_dense)
 
 
-def _run_lowering(op: OpOverload, rule: Rule, args: Sequence[Any], records: list[Any], named: dict[str, Any]) -> Any:
+def _run_lowering(
+    op: OpOverload,
+    rule: Rule,
+    args: Sequence[Any],
+    records: list[Any],
+    named: dict[str, Any],
+    given: Mapping[str, Any],
+) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
         return run_sparsely(op, rule, args, kwargs)
 
@@ -84,7 +92,9 @@ def _run_lowering(op: OpOverload, rule: Rule, args: Sequence[Any], records: list
             return argument  # if a rule returns its argument, the result is the tensor itself
     for n, value in enumerate(result if isinstance(result, tuple) else [result]):
         refuse_plain(value, rule, n)
-    return map_tensors(wrap_any, result, RECORDS)
+    wrapped = map_tensors(wrap_any, result, RECORDS)
+    join(rule, op, (args, given), (records, named), wrapped)
+    return wrapped
 
 
 def _unwrap_below(tensor: Tensor) -> AnyRecord:
@@ -125,7 +135,8 @@ def _write_back(op: OpOverload, original: Arguments, dense: Arguments) -> None:
 
 def stored_densely(tensor: SparseMaskedTensor) -> Tensor:
     """The same tensor in dense storage; differentiable."""
-    return wrap_record(to_dense(unwrap_sparse(tensor)))
+    record = unwrap_sparse(tensor)
+    return joined(tensor, record, wrap_record(to_dense(record)), moving=True)
 
 
 def accumulate_sparse(tensors: list[Tensor]) -> Tensor:
@@ -133,8 +144,12 @@ def accumulate_sparse(tensors: list[Tensor]) -> Tensor:
     records = [unwrap_any(t) for t in tensors]
     try:
         if not any(isinstance(r, Dense) for r in records):
-            return wrap_sparse_record(united(sum_of_any_order(records), records))  # type: ignore[arg-type]
+            total = wrap_sparse_record(united(sum_of_any_order(records), records))  # type: ignore[arg-type]
+            join(None, None, (tensors, {}), (records, {}), total)
+            return total
     except NotLowered as reason:
         check_allowed("accumulate", [t for t in tensors if isinstance(t, SparseMaskedTensor)], str(reason))
     dense = [r if isinstance(r, Dense) else to_dense(r) for r in records]
-    return wrap_record(united(accumulate(dense), dense))
+    wrapped = wrap_record(united(accumulate(dense), dense))
+    join(None, None, (tensors, {}), (records, {}), wrapped)
+    return wrapped

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch.autograd.graph import Node
 
 from masked_dispatch.autograd.dense import checked_validity, data_under, masked_gradient, unwrap
+from masked_dispatch.autograd.reached import carry, moved_back_by_view, what_views_reached
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse import lowered
@@ -94,13 +95,15 @@ class PlainGradients:
     and if it is zero where invalid, so is the formula's result.
     """
 
-    __slots__ = ("of_base", "of_views")
+    __slots__ = ("of_base", "of_views", "reached")
 
     def __init__(self, of_base: Tensor | None, of_views: Sequence[Tensor | None]) -> None:
         self.of_base, self.of_views = of_base, of_views
+        self.reached: Sequence[Tensor | None] = ()
 
     @never_compiled
     def to_plain(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        self.reached = what_views_reached(gradients, self.of_views)
         return tuple(None if g is None else data_under(g, v) for g, v in zip(gradients, self.of_views, strict=True))
 
     @never_compiled
@@ -112,7 +115,11 @@ class PlainGradients:
             for g in gradients:
                 if g is not None:
                     remember_zero(g, validity)
-        return tuple(None if g is None else masked_gradient(g, validity) for g in gradients)
+        reached, self.reached = self.reached, ()
+        if not reached:
+            return tuple(None if g is None else masked_gradient(g, validity) for g in gradients)
+        (grad,) = gradients
+        return (None if grad is None else carry(masked_gradient(grad, validity), moved_back_by_view(reached)),)
 
 
 class _ThreadState(threading.local):

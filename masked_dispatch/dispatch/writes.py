@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap
-from masked_dispatch.autograd.engine import accumulate_into
+from masked_dispatch.autograd.engine import accumulate_into, reached_part
 from masked_dispatch.dispatch.extents import (
     before_copy,
     extent_after,
@@ -79,7 +79,7 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
         if assigns and not isinstance(args[1], Tensor):  # x.copy_(1.0)
             args = (target, torch.full((), args[1], device=target.device), *args[2:])
         if assigns and engine_run() >= 0 and called_by_engine(1):
-            args = (target, as_gradient_for(target, args[1]), *args[2:])
+            args = (target, as_gradient_for(target, reached_part(args[1])), *args[2:])
             if not has_masked(args):
                 return redispatch(op, keyset, args, kwargs)
         if isinstance(target, MaskedTensor):

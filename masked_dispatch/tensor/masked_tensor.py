@@ -95,6 +95,8 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     _graph_writes: GraphWrites | None = None
     # Whether this is the copy that a view operator of a sparsely stored tensor returned.
     _stands_for_a_view = False
+    # Of a gradient: what it reached (autograd/reached.py), in which run of the engine, and in which state.
+    _reached: tuple[int, tuple[int, int], Tensor] | None = None
     # Whether the inner tensors carry a functorch transform.
     _carries_transform = False
 

@@ -28,8 +28,7 @@ from op_registry.extents.factors import (
 )
 from op_registry.extents.follow import is_all_valid
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import computed_at_once
-from op_registry.records.validity import as_int8, intersect
+from op_registry.records.validity import as_int8, intersect, is_same_memory
 from op_registry.sparse.permuted import AnyRecord, shown
 
 
@@ -145,18 +144,9 @@ def same_mask(records: Sequence[AnyRecord]) -> bool:
 
 def _same_mask(a: AnyRecord, b: AnyRecord) -> bool:
     if isinstance(a, Dense) or isinstance(b, Dense):
-        return isinstance(a, Dense) and isinstance(b, Dense) and _is_same_memory(a.validity, b.validity)
+        return isinstance(a, Dense) and isinstance(b, Dense) and is_same_memory(a.validity, b.validity)
     (x, _), (y, _) = shown(a), shown(b)
     return x.pattern.same_as(y.pattern) and x.values.validity is None and y.values.validity is None
-
-
-def _is_same_memory(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two masks are one, or show one memory alike, as those of halves of features do."""
-    if a is b or a is None or b is None or type(a) is not Tensor or type(b) is not Tensor:
-        return a is b
-    if a.shape != b.shape or a.stride() != b.stride() or not computed_at_once(a, b):
-        return False
-    return a.data_ptr() == b.data_ptr() and a.device == b.device
 
 
 def known_of_union(along: Sequence[Along]) -> tuple[Along, ...]:

@@ -45,6 +45,7 @@ from op_registry.authoring import (
     product_validity,
     records_in,
     run_plain,
+    same_if_equal,
     transposed,
 )
 
@@ -95,6 +96,7 @@ def plan(
     else:
         effective = torch.where(has_key, allowed, reachable)
         rows = intersect(query_validity, has_key | ~reachable.any(-1, keepdim=True))
+    rows = same_if_equal(rows, query_validity)
     if mask is not None and mask.dtype is not torch.bool:
         effective = torch.where(effective, mask, -torch.inf)
     return Plan(
@@ -143,7 +145,7 @@ def _output_validity(
     if value.validity is None or value.shape[-2] == 0:
         return rows
     if allowed is None:
-        return intersect(rows, value.any_valid(-2, keepdim=True))
+        return same_if_equal(intersect(rows, value.any_valid(-2, keepdim=True)), rows)
     v = aligned_validity(value)
     assert v is not None
     allowed = allowed.expand(*allowed.shape[:-1], value.shape[-2])
@@ -155,7 +157,7 @@ def _output_validity(
         )
     if reachable is not None:
         has_value = has_value | ~reachable.any(-1, keepdim=True)
-    return intersect(rows, has_value)
+    return same_if_equal(intersect(rows, has_value), rows)
 
 
 # ------------------------------------------------------------------------------------------------------ fused attention

@@ -1,0 +1,242 @@
+"""Masking after a masked operator is as good as masking before it, also where the derivative there is infinite.
+
+Each case has elements at which the logarithm's derivative is infinite, and a mask that leaves them out: before the
+logarithm (the reference), or only of the result, by `mask_with`, by another operand or by a missing target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import masked_dispatch as md
+
+Function = Callable[[Any], Any]
+
+ELEMENTS = torch.tensor([[True, False, True, True], [True, True, False, True], [False, True, True, True]])
+ROWS = torch.tensor([[True], [False], [True]]).expand(3, 4)
+W = torch.linspace(-1, 2, 20, dtype=torch.float64).view(5, 4)
+
+# Each element of a result is that of one element, so that any may be left out.
+BY_ELEMENTS: dict[str, Function] = {
+    "exp": torch.exp,
+    "mul": lambda x: x * W[:3],
+    "div": lambda x: x / (W[0] + 3),
+    "square": lambda x: x * x,
+    "pow": lambda x: x.pow(3),
+    "sum of two": lambda x: x + x.exp(),
+    "clamp": lambda x: x.clamp(max=0.5),
+    "where": lambda x: torch.where(W[:3] > 0, x, 2 * x),
+    "chain": lambda x: ((x * 3 + 1).exp() + 1).sqrt().sin(),
+    "to another dtype": lambda x: x.to(torch.float32).to(torch.float64),
+    "in place": lambda x: (x * 1).mul_(2).exp_(),
+    "transposed": lambda x: x.mT.exp(),
+    "reshaped": lambda x: x.reshape(-1) * 2,
+    "flattened view": lambda x: (x * 1).view(2, 6).flatten(),
+    "unbound": lambda x: torch.stack([row * n for n, row in enumerate(x.unbind(0), 1)]),
+    "split": lambda x: torch.cat([part.exp() for part in x.split(1)]),
+    "selected": lambda x: x[1:, ::2] * 2,
+    "row": lambda x: x[1].exp(),
+    "diagonal": lambda x: x.diagonal() * 3,
+    "indexed": lambda x: x[torch.tensor([2, 0, 0, 1])],
+    "gathered": lambda x: x.gather(1, torch.tensor([[3, 0], [1, 1], [0, 2]])),
+    "cat": lambda x: torch.cat([x, x.flip(0)], 1),
+    "rolled": lambda x: x.roll(1, 1),
+    "padded": lambda x: F.pad(x, (1, 1)),
+    "repeated": lambda x: x.repeat(2, 1),
+    "expanded": lambda x: x[:, None].expand(3, 2, 4).exp(),
+    "filled step by step": lambda x: _filled(x),
+}
+# One row of the result depends on one row.
+BY_ROWS: dict[str, Function] = {
+    "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(1, keepdim=True),
+    "var": lambda x: x.var(1),
+    "std": lambda x: x.std(1),
+    "norm": lambda x: x.norm(dim=1),
+    "amax": lambda x: x.amax(1),
+    "max": lambda x: x.max(1).values,
+    "prod": lambda x: x.prod(1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "softmax": lambda x: x.softmax(1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "cumsum": lambda x: x.cumsum(1),
+    "sort": lambda x: x.sort(1).values,
+    "kthvalue": lambda x: x.kthvalue(2, 1).values,
+    "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "normalize": lambda x: F.normalize(x, dim=1),
+    "linear": lambda x: F.linear(x, W),
+    "matmul": lambda x: x @ W.mT,
+    "einsum": lambda x: torch.einsum("rk,nk->rn", x, W),
+    "outer": lambda x: x[:, :, None] * W[0],
+    "avg_pool": lambda x: F.avg_pool1d(x[:, None], 2)[:, 0],
+    "conv": lambda x: F.conv1d(x[:, None], W[:2, None, :2]),
+    "inverse": lambda x: torch.linalg.inv(x.view(3, 2, 2) + 5 * torch.eye(2, dtype=torch.float64)),
+    "cdist": lambda x: torch.cdist(x, W),
+    "cosine": lambda x: F.cosine_similarity(x, W[:3]),
+    "attention": lambda x: F.scaled_dot_product_attention(*3 * [x.view(3, 2, 2)]),
+}
+CASES = [(name, f, ELEMENTS) for name, f in BY_ELEMENTS.items()] + [
+    (name, f, ROWS) for name, f in {**BY_ELEMENTS, **BY_ROWS}.items() if name != "row"
+]
+IDS = [f"{name}, {'rows' if mask is ROWS else 'elements'}" for name, _, mask in CASES]
+STORAGES: dict[str, Function] = {
+    "dense": lambda x: x,
+    "coo": lambda x: x.to_sparse(),
+    "csr": lambda x: x.to_sparse_csr(),
+    "packed": lambda x: x.to_packed(),
+}
+
+
+def _filled(x: Any) -> Any:
+    buffer = torch.empty_like(x)
+    for n in range(3):
+        buffer[n] = x[n] * 2
+    return buffer
+
+
+def variable(mask: Tensor) -> Tensor:
+    """A leaf whose logarithm has infinite derivatives where `mask` is False."""
+    values = torch.linspace(1.1, 2.7, mask.numel(), dtype=torch.float64).view(mask.shape)
+    return torch.where(mask, values, 0).requires_grad_()
+
+
+def gradients(loss: Any, x: Tensor, order: int) -> list[Tensor]:
+    """The gradients of the first orders; each is that of the sum of the one before."""
+    found = []
+    for n in range(order):
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=n + 1 < order)
+        found.append(gradient.detach())
+        loss = (gradient * torch.arange(1.0, 1 + gradient.numel()).view(gradient.shape)).sum()
+    return found
+
+
+def masked_first(f: Function, mask: Tensor, order: int = 1) -> tuple[list[Tensor], Tensor]:
+    x = variable(mask)
+    result = f(md.as_masked_tensor(x, mask).log())
+    return gradients(result.sum(), x, order), result.get_mask()
+
+
+def masked_later(f: Function, mask: Tensor, of_result: Tensor, order: int = 1, store: Function = lambda x: x) -> Any:
+    x = variable(mask)
+    everywhere = store(md.as_masked_tensor(x, torch.ones_like(mask)))
+    return gradients(f(everywhere.log()).mask_with(of_result).sum(), x, order)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(("name", "f", "mask"), CASES, ids=IDS)
+def test_as_good_as_masked_before(name: str, f: Function, mask: Tensor, storage: str) -> None:
+    if storage == "packed" and name in ("diagonal", "inverse"):
+        pytest.skip("refused where samples have lengths of their own: it mixes their positions")
+    expected, of_result = masked_first(f, mask)
+    with md.densify("always"):
+        found = masked_later(f, mask, of_result, store=STORAGES[storage])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("name", "f", "mask"), CASES, ids=IDS)
+def test_at_higher_orders(name: str, f: Function, mask: Tensor) -> None:
+    expected, of_result = masked_first(f, mask, 2)
+    torch.testing.assert_close(masked_later(f, mask, of_result, 2), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["exp", "transposed", "indexed", "cat", "sum", "softmax", "linear", "layer_norm"])
+def test_in_a_graph(name: str) -> None:
+    f = {**BY_ELEMENTS, **BY_ROWS}[name]
+    mask = ROWS if name in BY_ROWS else ELEMENTS
+    expected, of_result = masked_first(f, mask)
+    x = variable(mask)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def loss(x: Tensor) -> Tensor:
+        everywhere = md.as_masked_tensor(x, torch.ones_like(mask))
+        return f(everywhere.log()).mask_with(of_result).sum().to_tensor(0)
+
+    loss(x).backward()
+    torch.testing.assert_close(x.grad, expected[0], rtol=1e-6, atol=1e-7)
+
+
+TARGETS = md.masked_tensor(torch.full((3, 4), 0.3, dtype=torch.float64), ELEMENTS)
+CLASSES = md.masked_tensor(torch.tensor([0, 1, 2]), ROWS[:, 0])
+LOSSES: dict[str, tuple[Function, Tensor]] = {
+    "mse": (lambda x: F.mse_loss(x, TARGETS), ELEMENTS),
+    "l1, sum": (lambda x: F.l1_loss(x, TARGETS, reduction="sum"), ELEMENTS),
+    "huber": (lambda x: F.huber_loss(x, TARGETS), ELEMENTS),
+    "smooth_l1, none": (lambda x: F.smooth_l1_loss(x, TARGETS, reduction="none").sum(), ELEMENTS),
+    "bce": (lambda x: F.binary_cross_entropy_with_logits(x, TARGETS), ELEMENTS),
+    "cross_entropy": (lambda x: F.cross_entropy(x, CLASSES), ROWS),
+    "nll": (lambda x: F.nll_loss(x.log_softmax(1), CLASSES, reduction="sum"), ROWS),
+    "kl_div": (lambda x: F.kl_div(x, TARGETS, reduction="sum"), ELEMENTS),
+    "sum": (lambda x: (x + TARGETS).sum(), ELEMENTS),
+    "product": (lambda x: (x * TARGETS).sum(), ELEMENTS),
+    "quotient": (lambda x: (TARGETS / x.exp()).sum(), ELEMENTS),
+    "contraction": (lambda x: (x @ md.masked_tensor(W, ROWS[[1, 0, 1, 2, 0]])[:, :4].mT).sum(), ROWS.new_ones(3, 4)),
+    "two uses": (lambda x: (x + TARGETS).sum() + (2 * x * TARGETS).sum(), ELEMENTS),
+}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_another_operand_leaves_out(name: str, storage: str) -> None:
+    loss, mask = LOSSES[name]
+    x, y = variable(mask), variable(mask)
+    loss(md.as_masked_tensor(x, mask).log()).backward()
+    with md.densify("always"):
+        loss(STORAGES[storage](md.as_masked_tensor(y, torch.ones_like(mask))).log()).backward()
+    torch.testing.assert_close(y.grad, x.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_what_is_reached_elsewhere_gets_its_gradient() -> None:
+    """A gradient that arrives keeps its NaN, as torch's does: only what nothing reaches is left out."""
+    x = torch.tensor([0.0, 2.0], requires_grad=True)
+    logarithm = md.as_masked_tensor(x, torch.tensor([True, True])).log()
+    (logarithm.mask_with(torch.tensor([False, True])).sum() + logarithm[0]).backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.tensor([torch.inf, 0.5]))
+
+
+def test_a_graph_run_twice_forgets_the_first_run() -> None:
+    x = torch.tensor([0.0, 2.0], requires_grad=True)
+    logarithm = md.as_masked_tensor(x, torch.tensor([True, True])).log()
+    part, whole = logarithm.mask_with(torch.tensor([False, True])).sum(), logarithm.sum()
+    (first,) = torch.autograd.grad(part, x, retain_graph=True)
+    (second,) = torch.autograd.grad(whole, x, retain_graph=True)
+    (third,) = torch.autograd.grad(part, x)
+    assert first.tolist() == third.tolist() == [0.0, 0.5]
+    assert second.tolist() == [torch.inf, 0.5]
+
+
+def test_a_missing_variance() -> None:
+    z = torch.tensor([[1.0, 2.0], [3.0, 5.0]], requires_grad=True)
+    masked = md.as_masked_tensor(z, torch.tensor([[True, False], [True, True]]))
+    md.var(masked, 0, skipna=False).sum().backward()
+    assert z.grad is not None
+    torch.testing.assert_close(z.grad, torch.tensor([[-2.0, 0.0], [2.0, 0.0]]))
+
+
+def test_a_padded_encoder_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a padded batch nothing is narrower than its operands: backward calls no more operators."""
+    from masked_dispatch.autograd import reached
+
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = md.from_lengths(torch.randn(2, 4, 8), torch.tensor([4, 2])).requires_grad_()
+
+    def operators() -> dict[str, int]:
+        encoder.zero_grad()
+        x.grad = None
+        loss = encoder(x).pow(2).mean()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            loss.backward()
+        return {e.key: e.count for e in profile.key_averages() if e.key.startswith("aten::")}
+
+    with_reached = operators()
+    assert sum(with_reached.values()) > 100
+    monkeypatch.setattr(reached, "_is_ours", lambda _: False)
+    assert operators() == with_reached
