@@ -181,8 +181,8 @@ from op_registry.records.tracing import under_transform as under_transform
 from op_registry.records.validity import as_bool as as_bool
 from op_registry.records.validity import as_int8 as as_int8
 from op_registry.records.validity import intersect as intersect
+from op_registry.records.validity import is_same_memory as is_same_memory
 from op_registry.records.validity import on_device_of as on_device_of
-from op_registry.records.validity import same_if_equal as same_if_equal
 from op_registry.records.validity import unite as unite
 from op_registry.records.zeros import hand_on as hand_on
 from op_registry.registry import registry as registry

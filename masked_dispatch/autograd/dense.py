@@ -41,6 +41,7 @@ from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced, savable, traced_elsewhere
 from op_registry.records.validity import as_int8, intersect
 from op_registry.records.zeros import hand_on
+from op_registry.sparse.pattern import Pattern
 
 
 class Context(Protocol):
@@ -49,6 +50,8 @@ class Context(Protocol):
     validity: Tensor | None
     call: Call | None
     operand: Operand
+    pattern: Pattern | None
+    order: tuple[int, ...] | None
 
     def set_materialize_grads(self, value: bool) -> None: ...
 
@@ -69,7 +72,7 @@ class Wrap(OwnFunction):
     def backward(ctx: Context, grad: Tensor | None) -> Any:
         if grad is None:
             return None, None
-        if ctx.call is None or torch.compiler.is_dynamo_compiling():
+        if ctx.call is None or torch.compiler.is_dynamo_compiling() or not ctx.call.needs(ctx, grad):
             return plain_gradient(grad, ctx.validity), None
         reached = intersect(ctx.validity, reached_by(grad))
         plain = plain_gradient(grad, reached)
@@ -142,7 +145,7 @@ def keep_validity(ctx: Context, validity: Tensor | None) -> None:
     through this node would then raise, although plain torch, whose operator saves nothing, allows it. Nobody writes to
     a validity that is shared.
     """
-    ctx.validity, ctx.call = validity, None
+    ctx.validity, ctx.call, ctx.pattern, ctx.order = validity, None, None, None
     ctx.set_materialize_grads(False)
 
 

@@ -69,8 +69,7 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
 
     Plain if either of them is: a plain one is valid everywhere, as a plain tensor's gradient has to be.
     """
-    total = _sum_of_gradients(x, y)
-    of_x, of_y = carried(x), carried(y)
+    total, of_x, of_y = _sum_of_gradients(x, y), carried(x), carried(y)
     if of_x is None and of_y is None:
         return total
     if _pattern_of(x) is _pattern_of(y) is _pattern_of(total):
@@ -81,7 +80,7 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         parts = [wrap_any(narrowed(unwrap_any(grad), carried(grad))) for grad in (x, y)]
         stored = Sparse(Dense(base.values, base.validity), base.pattern)
-        return carry(total, aligned_values(_sum_of_gradients(*parts), stored, total._order).validity)
+        return carry(total, aligned_values(_sum_of_gradients(*parts), stored, total._order)[1])
 
 
 def _pattern_of(grad: Tensor) -> object:

@@ -15,7 +15,7 @@ narrower, and nothing is computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ from torch.autograd.graph import GradientEdge
 
 from masked_dispatch.engine_internals import current_node, engine_run
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry.bound import bind_by_name
 from op_registry.dimensions.labels import Elementwise, tensors_in
 from op_registry.laws import categories as laws
@@ -38,6 +39,8 @@ from op_registry.sparse.record import Sparse
 
 M = TypeVar("M", bound=MaskedTensor)
 RECORDS = (Dense, Sparse, Permuted)
+MASKED = (MaskedTensor, SparseMaskedTensor)
+_OF_OPERANDS = ("UnwrapBackward", "SparseUnwrapBackward")
 
 
 def _names(*categories: Category) -> frozenset[str]:
@@ -70,36 +73,117 @@ class Operand:
     """Stands for a tensor argument of a call: what backward needs to find which of its elements were reached.
 
     validity  its mask, if it is stored densely
+    node      of its `Unwrap`, if it has one. (A node in Python does not keep the graph below it.)
     later     what is also reached through the formulas that a backward with `create_graph` has recorded
+
+    It has no `__init__`, for each call makes one for each tensor, and most are never read.
     """
 
-    __slots__ = ("later", "ndim", "shape", "validity")
+    __slots__ = ("later", "node", "shape", "validity")
+    later: Any
+    node: Any
+    shape: Sequence[int]
+    validity: Tensor | None
 
-    def __init__(self, record: AnyRecord) -> None:
-        self.shape, self.ndim = record.shape, record.ndim
-        self.validity = record.validity if isinstance(record, Dense) else None
-        self.later: Any = NOTHING
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
 
 class Call:
     """A call as the nodes of its operands and results know it in backward.
 
+    Nodes of results know it from the start; those of operands if less than all of one of them was reached.
+
     arguments  with an Operand for each tensor
+    operands   those that are masked
+    moving     whether it moves elements, for calls without a rule
+    several    whether it has several results
     arrived    for each result: in which run of the engine its gradient arrived, and what that reached: None for
                everything, int8 that broadcasts to the result, a record of it, or a dict of what it reached of operands
-    elementwise  whether an element of the result is that of the operands' at its place
-    passes_zeros  whether a gradient of 0 gives an operand 0, whatever its elements are
-    keeping    whether everything valid in its operand is reached if everything valid in its results is
     """
 
-    __slots__ = ("arguments", "arrived", "elementwise", "keeping", "op", "passes_zeros", "rule")
+    __slots__ = ("arguments", "arrived", "linked", "moving", "op", "operands", "rule", "several")
+    arguments: tuple[Sequence[Any], Mapping[str, Any]]
+    arrived: dict[int, tuple[int, Any]]
+    linked: list[Operand] | None
+    moving: bool
+    op: OpOverload | None
+    operands: list[Operand]
+    rule: Rule | None
+    several: bool
 
-    def __init__(self, rule: Rule | None, op: OpOverload | None) -> None:
-        self.rule, self.op = rule, op
-        self.arguments: tuple[Sequence[Any], Mapping[str, Any]] = (), {}
-        self.arrived: dict[int, tuple[int, Any]] = {}
-        self.keeping = self.passes_zeros = False
-        self.elementwise = rule is None or type(rule.dims) is Elementwise
+    @property
+    def category(self) -> str:
+        return "" if self.rule is None else self.rule.category.name
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether an element of the result is that of the operands' at its place."""
+        return self.rule is None or type(self.rule.dims) is Elementwise
+
+    @property
+    def moves(self) -> bool:
+        return self.moving or self.category in _MOVING
+
+    @property
+    def passes_zeros(self) -> bool:
+        """Whether a gradient of 0 gives an operand 0, whatever its elements are."""
+        linear = self.rule is not None and self.rule.traits.derivative == "linear"
+        return (linear and self.elementwise) or self.moves
+
+    @property
+    def keeping(self) -> bool:
+        """Whether everything valid in its operand is reached if everything valid in its results is."""
+        rule = self.rule
+        if rule is None or self.operands[1:] or rule.category.name not in _KEEPING:
+            return False
+        return getattr(rule.dims, "number", None) is None  # else results are of some elements only
+
+    def link(self) -> None:
+        """Let the nodes of operands know the call."""
+        if self.linked is None:
+            self.linked = [operand for operand in self.operands if operand.node and operand.node.call is None]
+            for operand in self.linked:
+                operand.later, operand.node.call, operand.node.operand = NOTHING, self, operand
+
+    def needs(self, node: Any, grad: Tensor) -> bool:
+        """Whether operands have to know what a gradient reached of the result with this node: not all, perhaps."""
+        validity, pattern = node.validity, node.pattern
+        if type(grad) is MaskedTensor:
+            own = grad._stored_validity if grad._family is None else grad._validity
+            if grad._reached is not None or own is not validity:
+                return True
+        elif type(grad) is SparseMaskedTensor:
+            stored = grad._kept.now
+            if grad._reached is not None or stored.pattern is not pattern or grad._order != node.order:
+                return True
+            if stored.validity is not None or validity is not None:
+                return True
+        elif type(grad) is not Tensor:
+            return True
+        if self.several or _recording():
+            return True
+        zeros = None
+        for operand in self.operands:
+            other = operand.node
+            if other is None:
+                continue
+            stored_alike = other.pattern is pattern and other.order == node.order
+            if stored_alike and (operand if pattern is None else other).validity is validity:
+                continue
+            if zeros is None:
+                if self.keeping:
+                    return False
+                zeros = self.passes_zeros
+            if pattern is not None or other.pattern is not None:
+                return True
+            # (What was reached does not matter to a leaf.)
+            if zeros and type(other.next_functions[0][0]).__name__ == "AccumulateGrad":
+                continue
+            if not is_same_memory(operand.validity, validity):
+                return True
+        return bool(self.operands[1:]) and self.category in _MEETING
 
     def arrive(
         self, node: Any, grad: Tensor, reached: Tensor | None, whole: bool, stored: AnyRecord | None = None
@@ -111,12 +195,25 @@ class Call:
         whole   whether that is all that is valid in the result
         stored  a sparse result whose valid values are those reached
         """
-        found: Any = reached if stored is None else stored
-        if whole and self.keeping:
-            found = None
-        elif node.operands is not None and reached is not None:
-            found = _moved_back(node, grad, reached)
+        found: Any = None
+        all_of_operand = whole and self.keeping
+        if not all_of_operand or _recording():
+            self.link()
+        if not all_of_operand:
+            found = reached if stored is None else stored
+            if self.linked and self.moves and reached is not None:
+                found = self._moved_back(node, grad, reached)
         self.arrived[node.result] = engine_run(), found
+
+    def _moved_back(self, node: Any, grad: Tensor, reached: Tensor) -> dict[Operand, Tensor]:
+        """What of each operand is reached, by the derivative of a call that moves or adds up elements."""
+        edge, *_ = node.next_functions
+        ones = reached.expand(grad.shape).to(grad.dtype)
+        operands = self.linked or []
+        edges = [GradientEdge(operand.node, 0) for operand in operands]
+        with torch.enable_grad():
+            found = torch.autograd.grad([GradientEdge(*edge)], edges, [ones], retain_graph=True, allow_unused=True)
+        return {operand: as_int8(g != 0) for operand, g in zip(operands, found, strict=True) if g is not None}
 
     def reached(
         self,
@@ -169,7 +266,7 @@ class Call:
 
     def _met(self, operand: Operand, own: Tensor | None) -> Tensor | None:
         """Which elements meet a valid one of each other operand along dimensions that no result has; None: all."""
-        shared = _MEETING.get(self.rule.category.name) if self.rule is not None else None
+        shared = _MEETING.get(self.category)
         if shared is None:
             return None
         labels, names = self._labels()
@@ -185,17 +282,6 @@ class Call:
             ):
                 found = intersect(found, spread(validity, dims, labels, names[operand], operand.shape, shared))
         return found
-
-
-def _moved_back(node: Any, grad: Tensor, reached: Tensor) -> dict[Operand, Tensor]:
-    """What of each operand is reached, by the derivative of a call that moves or adds up elements."""
-    edge, *_ = node.next_functions
-    ones = reached.expand(grad.shape).to(grad.dtype)
-    edges = [GradientEdge(n, 0) for n in node.operands]
-    with torch.enable_grad():
-        found = torch.autograd.grad([GradientEdge(*edge)], edges, [ones], retain_graph=True, allow_unused=True)
-    pairs = zip(node.operands, found, strict=True)
-    return {n.operand: as_int8(g != 0) for n, g in pairs if g is not None}
 
 
 def stored_densely(reached: Any) -> Tensor | None:
@@ -227,62 +313,61 @@ def join(
     results: Any,
     moving: bool = False,
 ) -> None:
-    """Let the nodes of a call's operands and results know of one another, if somebody differentiates it.
+    """Let the nodes of results know the call, if somebody differentiates it.
 
     rule, op  None: each element of the result is that of the operand at its place; if `moving`, of another
     given     the arguments, positional and by keyword, of which `records` are those that the rule has got
     """
-    if type(results) is MaskedTensor:
-        nodes: list[Any] = [results.grad_fn]
+    several, nodes = False, []
+    if type(results) in MASKED:
+        nodes = [results.grad_fn] if results.requires_grad else []
     else:
-        nodes = []
+        several = True
         for result in results if isinstance(results, (list, tuple)) else (results,):
             if not isinstance(result, MaskedTensor) and (not isinstance(result, Tensor) or result.requires_grad):
                 return  # what gradients of plain results reach is not known
             nodes.append(result.grad_fn if isinstance(result, MaskedTensor) else None)
-    if not any(map(_is_ours, nodes)):
-        return
-    call, operands, masked = Call(rule, op), [], 0
-
-    def stand_in(value: Any, record: Any) -> Any:
-        nonlocal masked
-        if isinstance(record, RECORDS):
-            operand = Operand(record)
-            if isinstance(value, MaskedTensor):
-                masked += 1
-                node: Any = _data_of(record).grad_fn
-                if _is_ours(node):
-                    node.call, node.operand = call, operand
-                    operands.append(node)
-            return operand
-        if isinstance(record, (list, tuple)):
-            return [stand_in(v, r) for v, r in zip(value, record, strict=True)]
-        return record
-
-    (args, kwargs), (of_args, of_kwargs) = given, records
-    positional = [stand_in(v, r) for v, r in zip(args, of_args, strict=True)]
-    call.arguments = positional, {name: stand_in(kwargs[name], r) for name, r in of_kwargs.items()} if kwargs else {}
-    if not operands:
-        return
-    category = "" if rule is None else rule.category.name
-    moving = moving or category in _MOVING
-    if masked == 1 and rule is not None and category in _KEEPING:
-        call.keeping = rule.slices is None or rule.slices.number is None
-    call.passes_zeros = moving or (rule is not None and call.elementwise and rule.traits.derivative == "linear")
+    call = None
     for n, node in enumerate(nodes):
-        if _is_ours(node):
-            node.call, node.result, node.operands = call, n, operands if moving else None
+        if getattr(node, "call", NOTHING) is None:
+            if call is None:
+                call = Call()
+                call.rule, call.op, call.moving, call.several = rule, op, moving, several
+                call.operands, call.arrived, call.linked = [], {}, None
+                (args, kwargs), (of_args, of_kwargs) = given, records
+                call.arguments = _stand_ins(args, of_args, call.operands), {}
+                if kwargs:
+                    named = _stand_ins([kwargs[name] for name in of_kwargs], of_kwargs.values(), call.operands)
+                    call.arguments = call.arguments[0], dict(zip(of_kwargs, named, strict=True))
+            node.call, node.result = call, n
+
+
+def _stand_ins(values: Iterable[Any], records: Iterable[Any], operands: list[Operand]) -> list[Any]:
+    """The arguments of a call, without data: an Operand for each tensor; `operands` gets those that are masked."""
+    found = [*records]
+    for n, value in enumerate(values):
+        record = found[n]
+        kind = type(record)
+        if kind in RECORDS:
+            operand = found[n] = Operand()
+            operand.shape, operand.validity, operand.node = value.shape, None, None
+            if kind is Dense:
+                operand.validity = record.validity
+            if type(value) in MASKED:
+                stored = record.base if kind is Permuted else record
+                operands += [operand]
+                node = (stored if kind is Dense else stored.values).data.grad_fn
+                if type(node).__name__ in _OF_OPERANDS:
+                    operand.node = node
+        elif kind is list or kind is tuple:
+            found[n] = _stand_ins(value, record, operands)
+    return found
 
 
 def joined(tensor: Tensor, record: AnyRecord, result: M, moving: bool = False) -> M:
     """The result of a conversion of one tensor, whose elements it has at their places, or `moving` them."""
     join(None, None, ((tensor,), {}), ((record,), {}), result, moving)
     return result
-
-
-def _is_ours(node: Any) -> bool:
-    """Whether a node is one of `Unwrap` or `Wrap`, or of their sparse kin, and no call knows it yet."""
-    return getattr(node, "call", NOTHING) is None
 
 
 def _data_of(record: AnyRecord) -> Tensor:
@@ -304,10 +389,10 @@ def carry(grad: Any, reached: Tensor | None) -> Any:
 
 def carried(grad: Tensor) -> Tensor | None:
     """What a gradient reached: int8 that broadcasts to its data; None for all that is valid in it."""
-    if not isinstance(grad, MaskedTensor) or grad._reached is None:
+    if type(grad) not in MASKED or grad._reached is None:  # type: ignore[attr-defined]
         return None
-    when, state, reached = grad._reached
-    return reached if when == engine_run() and state == _state_of(grad) else None
+    when, state, reached = grad._reached  # type: ignore[attr-defined]
+    return reached if when == engine_run() and state == _state_of(grad) else None  # type: ignore[arg-type]
 
 
 def _state_of(grad: MaskedTensor) -> tuple[int, int]:
@@ -325,6 +410,11 @@ def carry_nothing(grad: Any) -> Any:
 
 def what_views_reached(grads: Sequence[Tensor | None], masks: Sequence[Tensor | None]) -> list[Tensor | None]:
     """What gradients of views with these masks reached, in their dtypes and shapes; empty if that is all of it."""
+    for grad in grads:
+        if getattr(grad, "_reached", None) is not None:
+            break
+    else:
+        return []
     if torch.compiler.is_dynamo_compiling() or all(g is None or carried(g) is None for g in grads):
         return []
     found: list[Tensor | None] = []

@@ -21,7 +21,7 @@ from masked_dispatch.autograd.dense import (
     unwrap,
     wrap_record,
 )
-from masked_dispatch.autograd.reached import carried, carry, narrowed, stored_densely
+from masked_dispatch.autograd.reached import MASKED, carried, carry, narrowed, stored_densely
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
@@ -67,11 +67,10 @@ class SparseWrap(OwnFunction):
     def backward(ctx: SparseContext, grad: Tensor | None) -> Any:
         if grad is None:
             return None, None, None, None
-        found = aligned_values(grad, _like(grad, ctx), ctx.order)
-        values = fill_where_invalid(found.data, found.validity, 0)
-        if ctx.call is not None and not torch.compiler.is_dynamo_compiling():
-            stored = _in_order(Sparse(Dense(values.detach(), found.validity), ctx.pattern), ctx.order)
-            ctx.call.arrive(ctx, values, found.validity, found.validity is ctx.validity, stored)
+        values, reached = aligned_values(grad, _like(grad, ctx), ctx.order)
+        if ctx.call is not None and not torch.compiler.is_dynamo_compiling() and ctx.call.needs(ctx, grad):
+            stored = _in_order(Sparse(Dense(values.detach(), reached), ctx.pattern), ctx.order)
+            ctx.call.arrive(ctx, values, reached, reached is ctx.validity, stored)
         return values, None, None, None
 
     @staticmethod
@@ -101,9 +100,9 @@ class SparseUnwrap(OwnFunction):
         if ctx.call is not None and not torch.compiler.is_dynamo_compiling():
             of_stored = functools.partial(_of_stored, ctx)
             reached = ctx.call.reached(ctx.operand, ctx.validity, functools.partial(_reached_of, ctx), of_stored)
-        values = zero_where_invalid(grad, reached)
-        masked = wrap_sparse_record(_in_order(Sparse(Dense(values, ctx.validity), ctx.pattern), ctx.order))
-        return carry(masked, reached), None
+            grad = zero_where_invalid(grad, reached)
+        masked = wrap_sparse_record(_in_order(Sparse(Dense(grad, ctx.validity), ctx.pattern), ctx.order))
+        return (masked if reached is None else carry(masked, reached)), None
 
     @staticmethod
     @never_compiled
@@ -143,13 +142,14 @@ def _like(tensor: Tensor, ctx: SparseContext) -> Sparse:
 
 def values_at(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> Tensor:
     """The elements of a gradient or tangent, in any layout, for the values of `record`: 0 where either is invalid."""
-    found = aligned_values(tensor, record, order)
-    return fill_where_invalid(found.data, found.validity, 0)
+    return aligned_values(tensor, record, order)[0]
 
 
-def aligned_values(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> Dense:
-    """The same, with where they are valid, and reached."""
-    source = narrowed(unwrap_any(tensor), carried(tensor))
+def aligned_values(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None) -> tuple[Tensor, Tensor | None]:
+    """The same, and where they are valid, and reached."""
+    source = unwrap_any(tensor)
+    if type(tensor) in MASKED and tensor._reached is not None:  # type: ignore[attr-defined]
+        source = narrowed(source, carried(tensor))
     stored = source.base if isinstance(source, Permuted) else source
     shown = source.order if isinstance(source, Permuted) else None
     if (
@@ -158,7 +158,8 @@ def aligned_values(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None
         and shown == order
         and stored.values.shape == record.values.shape
     ):
-        return Dense(stored.values.data, intersect(stored.values.full_validity, record.values.full_validity))
+        validity = intersect(stored.values.full_validity, record.values.full_validity)
+        return fill_where_invalid(stored.values.data, validity, 0), validity
     if order is not None:
         if not isinstance(source, Dense) and not (isinstance(source, Permuted) and source.order == order):
             assert isinstance(tensor, SparseMaskedTensor)
@@ -169,7 +170,7 @@ def aligned_values(tensor: Tensor, record: Sparse, order: tuple[int, ...] | None
         source = to_base_order(source, Permuted(record, order))
     aligned = align_to(in_stored_order("a gradient", tensor, source), record)
     validity = intersect(aligned.full_validity, record.values.full_validity)
-    return Dense(aligned.data.expand(record.values.shape), validity)
+    return fill_where_invalid(aligned.data.expand(record.values.shape), validity, 0), validity
 
 
 def _in_order(record: Sparse, order: tuple[int, ...] | None) -> Sparse | Permuted:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import unwrap, wrap_record
-from masked_dispatch.autograd.reached import join
+from masked_dispatch.autograd.reached import MASKED, join
 from masked_dispatch.autograd.sparse import strided_operand
 from masked_dispatch.compiler_internals import modes_in_force
 from masked_dispatch.dispatch.divided_operands import run_again
@@ -150,7 +150,8 @@ def _run_rule(op: OpOverload, run: Run, rule: Rule, args: Sequence[Any], kwargs:
         wrapped = wrap_record(result)
     else:
         wrapped = wrap_result(result, rule)
-    join(rule, op, (args, given), (records, kwargs), wrapped)
+    if type(wrapped) not in MASKED or wrapped.requires_grad:
+        join(rule, op, (args, given), (records, kwargs), wrapped)
     return wrapped
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import wrap_record
-from masked_dispatch.autograd.reached import join, joined
+from masked_dispatch.autograd.reached import MASKED, join, joined
 from masked_dispatch.autograd.sparse import unwrap_any, unwrap_sparse, wrap_any, wrap_sparse_record
 from masked_dispatch.densify_policy import check_allowed, current, warn_of_dense_operands
 from masked_dispatch.dispatch.plain_results import refuse_plain
@@ -93,7 +93,8 @@ def _run_lowering(
     for n, value in enumerate(result if isinstance(result, tuple) else [result]):
         refuse_plain(value, rule, n)
     wrapped = map_tensors(wrap_any, result, RECORDS)
-    join(rule, op, (args, given), (records, named), wrapped)
+    if type(wrapped) not in MASKED or wrapped.requires_grad:
+        join(rule, op, (args, given), (records, named), wrapped)
     return wrapped
 
 

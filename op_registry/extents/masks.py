@@ -132,8 +132,14 @@ def same_extent(records: Sequence[AnyRecord]) -> bool:
             if mine.said is not other.said:
                 return False
     for factor in first.factors:
-        if factor.said is None:
-            return same_mask(records)
+        if factor.said is not None:
+            continue
+        if not same_mask(records):
+            return False
+        for record in records:
+            if type(record) is Dense:  # one object from now on: intersecting it is free, and nothing narrower backward
+                record.validity = records[0].validity  # type: ignore[union-attr]
+        return True
     return True
 
 

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.kept import once_in_graph
-from op_registry.records.tracing import being_traced, computed_at_once, may_be_read
-
-# Masks with at most as many elements are compared, which then costs less than another mask does later.
-_SMALL = 1 << 16
+from op_registry.records.tracing import being_traced, computed_at_once
 
 
 def as_bool(validity: Tensor) -> Tensor:
@@ -44,7 +41,7 @@ def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Valid where both are valid; None means all valid. Intersecting a mask object with itself is free."""
     if a is None or a is b:
         return b
-    if b is None or is_same_memory(a, b):
+    if b is None:
         return a
     return as_int8(a) & as_int8(b)
 
@@ -67,14 +64,6 @@ def on_device_of(data: Tensor, validity: Tensor | None) -> Tensor | None:
             f"torch.empty_like(x, device=device) has nothing valid until it is written."
         )
     return validity.to(data.device)
-
-
-def same_if_equal(validity: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """`other` itself where both masks are equal, so that they stay shared; asked of small masks that may be read."""
-    if validity is None or other is None or validity is other or validity.shape != other.shape:
-        return validity
-    readable = validity.numel() <= _SMALL and may_be_read(validity, other)
-    return other if readable and torch.equal(validity, other) else validity
 
 
 def is_same_memory(a: Tensor | None, b: Tensor | None) -> bool:

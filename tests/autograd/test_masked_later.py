@@ -6,6 +6,8 @@ logarithm (the reference), or only of the result, by `mask_with`, by another ope
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -219,14 +221,20 @@ def test_a_missing_variance() -> None:
     torch.testing.assert_close(z.grad, torch.tensor([[-2.0, 0.0], [2.0, 0.0]]))
 
 
-def test_a_padded_encoder_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a padded batch nothing is narrower than its operands: backward calls no more operators."""
-    from masked_dispatch.autograd import reached
+@pytest.mark.parametrize("storage", ["dense", "packed"])
+def test_a_padded_encoder_pays_nothing(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a padded batch nothing is narrower than its operands: nobody needs to know, and no operator is called."""
+    from masked_dispatch.autograd.reached import Call
 
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    x = md.from_lengths(torch.randn(2, 4, 8), torch.tensor([4, 2])).requires_grad_()
+    x = STORAGES[storage](md.from_lengths(torch.randn(2, 4, 8), torch.tensor([4, 2]))).detach().requires_grad_()
+    needs, asked = Call.needs, []
+
+    def noted(call: Call, node: Any, grad: Tensor) -> bool:
+        asked.append(needs(call, node, grad))
+        return asked[-1]
 
     def operators() -> dict[str, int]:
         encoder.zero_grad()
@@ -236,7 +244,23 @@ def test_a_padded_encoder_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             loss.backward()
         return {e.key: e.count for e in profile.key_averages() if e.key.startswith("aten::")}
 
+    monkeypatch.setattr(Call, "needs", noted)
     with_reached = operators()
     assert sum(with_reached.values()) > 100
-    monkeypatch.setattr(reached, "_is_ours", lambda _: False)
+    assert len(asked) > 10
+    assert not any(asked)
+    monkeypatch.setattr(Call, "needs", lambda *_: False)
     assert operators() == with_reached
+
+
+def test_nothing_is_kept_alive() -> None:
+    """What a call leaves on its result's node holds no operand's data."""
+    x = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True])).requires_grad_()
+    operand = x.sin()
+    data = weakref.ref(operand._data)
+    result = operand + 1
+    del operand
+    gc.collect()
+    assert data() is None
+    result.sum().backward()
+    assert x.grad is not None

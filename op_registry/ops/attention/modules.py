@@ -24,7 +24,6 @@ from op_registry.authoring import (
     Sparse,
     call,
     masked_rule,
-    same_if_equal,
 )
 from op_registry.ops.attention.layers import Call, in_heads, merged_heads, on_dense, projections
 
@@ -77,8 +76,7 @@ OPERATOR: OpOverload = torch.ops.torch_nn_functional.multi_head_attention.defaul
     dims=ByArgument("key", Equation("qne,knf,kng,?,?,?,?->qnO"), Equation("Qne,Qne,Qne,?,?,?,?->QnO")),
 )
 def multi_head_attention(query: Dense, key: Dense | None, value: Dense | None, num_heads: int, *rest: Any) -> Dense:
-    result = _attend(on_dense, query, key, value, num_heads, *rest)
-    return Dense(result.data, same_if_equal(result.validity, query.validity))
+    return _attend(on_dense, query, key, value, num_heads, *rest)
 
 
 @multi_head_attention.lowering(Sparse)

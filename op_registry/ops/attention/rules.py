@@ -39,13 +39,13 @@ from op_registry.authoring import (
     gradients_may_flow,
     has_whole_slices,
     intersect,
+    is_same_memory,
     known_all_valid,
     masked_rule,
     packet_name,
     product_validity,
     records_in,
     run_plain,
-    same_if_equal,
     transposed,
 )
 
@@ -91,12 +91,16 @@ def plan(
         return Plan(mask, is_causal, query_validity, query_validity, output)
     allowed = as_bool(related) if reachable is None else as_bool(related) & reachable
     has_key = allowed.any(-1, keepdim=True)
+    # Each valid query has a valid key, its own: rows then stay the queries' mask itself, so that nobody compares them.
+    own_keys = mask is None and query_validity is not None and is_same_memory(query.validity, key.validity)
     if reachable is None:
-        effective, rows = allowed | ~has_key, intersect(query_validity, has_key)
+        effective = allowed | ~has_key
+        rows = query_validity if own_keys else intersect(query_validity, has_key)
     else:
         effective = torch.where(has_key, allowed, reachable)
-        rows = intersect(query_validity, has_key | ~reachable.any(-1, keepdim=True))
-    rows = same_if_equal(rows, query_validity)
+        reaches = has_key | ~reachable.any(-1, keepdim=True)
+        rows = query_validity if own_keys else intersect(query_validity, reaches)
+    own_values = own_keys and is_same_memory(key.validity, value.validity)
     if mask is not None and mask.dtype is not torch.bool:
         effective = torch.where(effective, mask, -torch.inf)
     return Plan(
@@ -104,7 +108,7 @@ def plan(
         is_causal=False,
         rows=rows,
         weights=intersect(rows, related),
-        output=_output_validity(rows, reachable, allowed, value),
+        output=rows if own_values else _output_validity(rows, reachable, allowed, value),
     )
 
 
@@ -145,7 +149,7 @@ def _output_validity(
     if value.validity is None or value.shape[-2] == 0:
         return rows
     if allowed is None:
-        return same_if_equal(intersect(rows, value.any_valid(-2, keepdim=True)), rows)
+        return intersect(rows, value.any_valid(-2, keepdim=True))
     v = aligned_validity(value)
     assert v is not None
     allowed = allowed.expand(*allowed.shape[:-1], value.shape[-2])
@@ -157,7 +161,7 @@ def _output_validity(
         )
     if reachable is not None:
         has_value = has_value | ~reachable.any(-1, keepdim=True)
-    return same_if_equal(intersect(rows, has_value), rows)
+    return intersect(rows, has_value)
 
 
 # ------------------------------------------------------------------------------------------------------ fused attention
