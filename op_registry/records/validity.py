@@ -41,7 +41,7 @@ def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Valid where both are valid; None means all valid. Intersecting a mask object with itself is free."""
     if a is None or a is b:
         return b
-    if b is None:
+    if b is None or ((a._base is not None or b._base is not None) and is_same_memory(a, b)):  # (views of one mask)
         return a
     return as_int8(a) & as_int8(b)
 
