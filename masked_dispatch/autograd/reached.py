@@ -5,11 +5,11 @@ invalid, by a mask given later or by another operand's. At such a result the gra
 be infinite, and torch's formula multiplies. So the operands of a call need to know which of its results were *reached*:
 those that are valid, and whose gradient is valid and came from something reached.
 
-The nodes of `Wrap` and `Unwrap` know of one another by a :class:`Call`. Which elements of an operand are reached
-follows from the dimensions that the rule states: along a batch dimension, those at an index where a result is; along
-others, all of the slice. What moves elements says it by its own derivative. A gradient that reached less than its mask
-says carries what it reached. Where all valid results are reached and their mask is that of the operand, nothing is
-narrower, and nothing is computed.
+A :class:`Call` on the node of a result's `Wrap` keeps what that takes, without data. Where all valid results are
+reached and their mask is that of the operands, nothing is narrower: nothing else is done. From the first gradient on
+that reached less, the nodes of operands (`Unwrap`) know the call too, and their gradients carry what they reached. It
+follows from the dimensions that the rule states: along a batch dimension, an operand's elements at an index where a
+result is; along others, all of the slice. What moves elements says it by its own derivative.
 """
 
 from __future__ import annotations
