@@ -264,3 +264,17 @@ def test_nothing_is_kept_alive() -> None:
     assert data() is None
     result.sum().backward()
     assert x.grad is not None
+
+
+def test_without_derivatives_nothing_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from masked_dispatch.autograd import reached
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a call without derivatives left something for backward")
+
+    monkeypatch.setattr(reached, "_stand_ins", fail)
+    x = md.from_lengths(torch.randn(2, 4, 8), torch.tensor([4, 2]))
+    for stored in (x, x.to_packed()):
+        (nn.Linear(8, 3).requires_grad_(requires_grad=False)(stored).softmax(-1) + 1).max(1)
+    with pytest.raises(AssertionError, match="left something"):
+        nn.Linear(8, 3)(x)
