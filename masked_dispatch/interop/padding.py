@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import as_padded, extent_of, mask_of, takes
+from masked_dispatch.interop.crossing import as_padded, extent_of, knows_padding, mask_of, takes
 from masked_dispatch.tensor.checks import checked_dim, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
@@ -82,10 +82,12 @@ def to_lengths(x: Tensor, dim: int = 1) -> Tensor:
             f"a tensor of shape {tuple(x.shape)} has no lengths along dim={dim}: a batch has shape (B, ..., T, ...)"
         )
     valid = positions_of(x.movedim(dim, 1), "a length")
-    lacking = extent_of(x) & ~mask_of(x) if isinstance(x, MaskedTensor) and x._extent is not None else valid[:0]
-    if not values_unknown(lacking) and bool(lacking.any()):
+    lacking = 0
+    if not values_unknown(valid) and knows_padding(x):  # (a graph cannot ask what a tensor knows)
+        lacking = int((extent_of(x) & ~mask_of(x)).sum())
+    if lacking:
         raise ValueError(
-            f"{int(lacking.sum())} elements of a batch of shape {tuple(x.shape)} are missing where its samples have "
+            f"{lacking} elements of a batch of shape {tuple(x.shape)} are missing where its samples have "
             "positions, and lengths cannot say which: fill them, masked_dispatch.missing.fillna(x, value); or let them "
             "be padding, masked_dispatch.padded(x)"
         )
