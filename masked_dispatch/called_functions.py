@@ -26,8 +26,9 @@ _FAMILY = re.compile(r"^_*(?:fft_|linalg_|sparse_|special_)?|_$")
 
 _CALL_OTHERS = ("explain", "export")  # and the transforms of `functional`: what they call is what the caller called
 
-# A function written in Python: its code, and the objects that it closes over (torch makes some functions by others).
-_Function = tuple[CodeType, tuple[int, ...]]
+# A function written in Python: where its code is, and the objects that it closes over (torch makes some functions by
+# others). (A code object may have no hash, as Dynamo puts dicts among its constants.)
+_Function = tuple[str, int, str, tuple[int, ...]]
 
 
 @functools.lru_cache(maxsize=1)
@@ -40,16 +41,23 @@ def python_functions() -> dict[_Function, str]:
     for module in (*_OF_TORCH, *own):
         for name, function in vars(module).items():
             public = name in module.__all__ if module in own else not name.startswith("_")
-            if public and name not in _CALL_OTHERS and isinstance(function, FunctionType):
+            if not public or name in _CALL_OTHERS or not isinstance(function, FunctionType):
+                continue
+            if function.__module__ != "torch.overrides":  # (which torch's modules import)
                 cells = tuple(id(cell.cell_contents) for cell in function.__closure__ or ())
-                found.setdefault((function.__code__, cells), f"{module.__name__}.{name}")
+                found.setdefault(_place_of(function.__code__, cells), f"{module.__name__}.{name}")
     return found
 
 
 def in_function(frame: FrameType) -> str | None:
     """The path of the public function whose frame this is."""
     code = frame.f_code
-    return python_functions().get((code, tuple(id(frame.f_locals.get(name)) for name in code.co_freevars)))
+    cells = tuple(id(frame.f_locals.get(name)) for name in code.co_freevars)
+    return python_functions().get(_place_of(code, cells))
+
+
+def _place_of(code: CodeType, cells: tuple[int, ...]) -> _Function:
+    return code.co_filename, code.co_firstlineno, code.co_name, cells
 
 
 @functools.lru_cache(maxsize=256)

@@ -30,6 +30,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import under_transform
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
+from op_registry.records.tracing import being_traced
 from op_registry.records.validity import unite
 from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.sparse.coalesce import merge_duplicates
@@ -157,10 +158,10 @@ def accumulate_into(target: MaskedTensor, addend: Tensor) -> Tensor | None:
 def reached_part(grad: Tensor) -> Tensor:
     """A gradient of a base in which the node of an in-place write replaces a view's part: masked with what it reached.
 
-    The node calls operators on it, which move and write its mask.
+    The node calls operators on it, which move and write its mask. (In a graph, a write cannot change a mask's size.)
     """
     reached = carried(grad)
-    if reached is None or leaf_accumulated_into() is not None:
+    if reached is None or being_traced(reached) or leaf_accumulated_into() is not None:
         return grad
     return wrap_any(narrowed(unwrap_any(grad), reached))
 
