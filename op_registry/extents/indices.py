@@ -52,6 +52,9 @@ from op_registry.rule import Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
 from op_registry.sparse.record import NotLowered
 
+# The arguments of assignments that are written.
+_SOURCES = frozenset(("src", "source", "value", "values"))
+
 
 def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
     """Elements at the positions that an index names: its extent, and that of other dimensions, is the result's.
@@ -288,30 +291,19 @@ def _check_counts(call: Bound, labels: Labels, records: Mapping[str, Dense]) -> 
 def _check_written(call: Bound, first: str) -> None:
     """Refuse an index that knows its own positions, and names some at which the target has none."""
     target = call.tensors[first]
-    if not isinstance(target, Dense):
-        return
-    marks: dict[str, Any] = {first: Dense(torch.zeros(target.shape, dtype=torch.int8, device=target.device))}
-    for name, value in call.named.items():
-        if name in ("src", "source", "value", "values"):
-            sizes = value.shape if isinstance(value, (Tensor, Dense)) else ()
-            ones = torch.ones(sizes, dtype=torch.int8, device=target.device)
-            marks[name] = Dense(ones) if isinstance(value, (Tensor, Dense)) else 1
-    is_written = call.with_(**marks).run().data != 0
-    why = (
-        "its index names positions that the tensor does not have: a sample's positions are counted in the batch there, "
-        "and the tensor has others (as the results of argsort have, of samples that do not begin at index 0; see "
-        "masked_dispatch.align)"
-    )
-    check_holds(~is_written | there(target).bool(), refuse(call, why))
+    if isinstance(target, Dense):
+        why = (
+            "its index names positions that the tensor does not have: a sample's positions are counted in the batch "
+            "there, and the tensor has others (as the results of argsort have, of samples that do not begin at index "
+            "0; see masked_dispatch.align)"
+        )
+        check_holds(~_where_written(call, first) | there(target).bool(), refuse(call, why))
 
 
 def _from_what_is_there(call: Bound, first: str, name: str, result: Dense) -> Dense:
     """The result of an assignment with what it was before wherever the source is not there."""
-    target, source = call.tensors[first], call.tensors[name]
-    nothing = torch.zeros(target.shape, dtype=source.dtype, device=result.device)
-    given = there(source).to(source.dtype)
-    marks = call.with_(**{first: Dense(nothing), name: Dense(given)}).run()
-    is_written = marks.data != 0
+    target = call.tensors[first]
+    is_written = _where_written(call, first, there(call.tensors[name]))
     kept = target.full_validity
     validity = result.full_validity
     if validity is None and kept is None:
@@ -320,3 +312,17 @@ def _from_what_is_there(call: Bound, first: str, name: str, result: Dense) -> De
     mine, its = (ones if v is None else as_int8(v) for v in (validity, kept))
     # (where the operator writes nothing, both are the same)
     return Dense(torch.where(is_written, result.data, target.data), torch.where(is_written, mine, its))
+
+
+def _where_written(call: Bound, first: str, given: Tensor | None = None) -> Tensor:
+    """bool of the target's shape: where an assignment writes, of a source that is there where `given` is."""
+    target = call.tensors[first]
+    marks: dict[str, Any] = {first: Dense(torch.zeros(target.shape, dtype=torch.int8, device=target.device))}
+    for name in _SOURCES.intersection(call.named):
+        source = call.named[name]
+        if isinstance(source, (Tensor, Dense)):
+            ones = torch.ones(source.shape, dtype=torch.int8, device=target.device)
+            marks[name] = Dense(ones if given is None else as_int8(given))
+        else:
+            marks[name] = 1
+    return call.with_(**marks).run().data != 0

@@ -131,16 +131,7 @@ def same_extent(records: Sequence[AnyRecord]) -> bool:
         for mine, other in zip(extent.factors, first.factors, strict=True):
             if mine.said is not other.said:
                 return False
-    for factor in first.factors:
-        if factor.said is not None:
-            continue
-        if not same_mask(records):
-            return False
-        for record in records:
-            if type(record) is Dense:  # one object from now on: intersecting it is free, and nothing narrower backward
-                record.validity = records[0].validity  # type: ignore[union-attr]
-        return True
-    return True
+    return all(factor.said is not None for factor in first.factors) or same_mask(records)
 
 
 def same_mask(records: Sequence[AnyRecord]) -> bool:

@@ -70,6 +70,8 @@ def remembered(
         return for_each(outcome(run, rule, op, args, kwargs), finished)
     states: tuple[Any, ...] = ()
     same = len(records) > 1 and _have_one_extent(records)
+    if same:
+        _share_mask(records)
     for record in records:
         if record.extent is not None and record.extent.states:
             states = _key_of_states(records)
@@ -235,6 +237,16 @@ def _have_one_extent(records: Sequence[AnyRecord]) -> bool:
     """Whether several records know which of their positions are there, and have the very same extent."""
     given = [r for r in records if r.extent is not None and r.extent.factors]
     return len(given) > 1 and same_extent(given)
+
+
+def _share_mask(records: Sequence[AnyRecord]) -> None:
+    """Give records whose one extent is their mask one object for it: it meets itself for free, and no result that has
+    it is narrower than its operands.
+    """
+    given = [r for r in records if type(r) is Dense and r.extent is not None and r.extent.factors]
+    for record in given[1:]:
+        if record.extent is not None and not record.extent.says:
+            record.validity = given[0].validity
 
 
 def _first(
