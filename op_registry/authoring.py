@@ -81,10 +81,6 @@ from op_registry.laws.categories import run_contraction as run_contraction
 from op_registry.laws.categories import run_elementwise as run_elementwise
 from op_registry.laws.categories import run_movement as run_movement
 from op_registry.laws.categories import run_opaque as run_opaque
-from op_registry.laws.derivatives import derivative as derivative
-from op_registry.laws.derivatives import requested_gradients as requested_gradients
-from op_registry.laws.derivatives import run_plain as run_plain
-from op_registry.laws.derivatives import vjp as vjp
 from op_registry.laws.inside import inside as inside
 from op_registry.laws.slice_rules import masked_slices as masked_slices
 from op_registry.laws.slice_rules import over_slices as over_slices
@@ -103,6 +99,7 @@ from op_registry.laws.words import movement as movement
 from op_registry.laws.words import opaque as opaque
 from op_registry.laws.words import reduction as reduction
 from op_registry.laws.words import refused as refused
+from op_registry.laws.words import run_plain as run_plain
 from op_registry.laws.words import scan as scan
 from op_registry.records.broadcast import aligned_validity as aligned_validity
 from op_registry.records.broadcast import broadcast_along as broadcast_along
@@ -150,7 +147,6 @@ from op_registry.records.slices import Order as Order
 from op_registry.records.slices import Over as Over
 from op_registry.records.slices import Spread as Spread
 from op_registry.records.slices import abs_squared as abs_squared
-from op_registry.records.slices import any_masked as any_masked
 from op_registry.records.slices import arange_along as arange_along
 from op_registry.records.slices import extremum as extremum
 from op_registry.records.slices import filled_for_exp as filled_for_exp
@@ -160,10 +156,8 @@ from op_registry.records.slices import flattened as flattened
 from op_registry.records.slices import has_whole_slices as has_whole_slices
 from op_registry.records.slices import identity_of as identity_of
 from op_registry.records.slices import is_inexact as is_inexact
-from op_registry.records.slices import keepdim_shape as keepdim_shape
 from op_registry.records.slices import moments as moments
 from op_registry.records.slices import nonzero_count as nonzero_count
-from op_registry.records.slices import plain_data as plain_data
 from op_registry.records.slices import reduced_dims as reduced_dims
 from op_registry.records.slices import safe_sqrt as safe_sqrt
 from op_registry.records.slices import slices_on_all as slices_on_all
@@ -204,7 +198,6 @@ from op_registry.sparse.compose import joint_sums as joint_sums
 from op_registry.sparse.compose import lowers as lowers
 from op_registry.sparse.compose import map_dense_dim as map_dense_dim
 from op_registry.sparse.compose import refuse_permuted as refuse_permuted
-from op_registry.sparse.compose import require_float as require_float
 from op_registry.sparse.compose import select_along as select_along
 from op_registry.sparse.compose import slice_of as slice_of
 from op_registry.sparse.compressed import CSR as CSR

@@ -98,6 +98,8 @@ def no_rule(op: OpOverload, called_with: str) -> str:
     """Why an operator without a rule is refused, and the alternatives."""
     if schema_of(op).is_mutable:
         advice = writes(op)
+    elif op.namespace == "aten" and schema_of(op).name.endswith("_backward"):
+        advice = "one of torch's gradient formulas; torch.autograd.grad differentiates the masked operator itself"
     else:
         category, line = likely_category(op)
         advice = f"likely category: {category}; to register it:\n    {line}"

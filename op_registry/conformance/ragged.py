@@ -29,7 +29,7 @@ from op_registry.rule import Rule
 SIDES = ("right", "left", "centre")
 # Arguments that list sizes, and which dimensions they are the sizes of: those of the first result, or the last ones
 # of the first operand.
-_OF_RESULT, _OF_OPERAND = ("size", "input_sizes", "shape"), ("normalized_shape",)
+_OF_RESULT, _OF_OPERAND = ("size", "shape"), ("normalized_shape",)
 # Under a mask: none of these numbers may show.
 GARBAGE = ("nan", "inf", "max")
 

@@ -33,14 +33,14 @@ _OVERLOADS = {"select": "int", "slice": "Tensor", "split": "Tensor"}
 class View(Dimensions):
     """A view or its copy: which dimension goes where is read off the strides of a view without memory.
 
-    The operator may also write to such a view (``select_scatter``), or be the view's derivative (``select_backward``).
+    The operator may also write to such a view (``select_scatter``).
     """
 
     words = "a view: each dimension goes where its stride does"
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         view, (first, *others) = _view_of(op), tensors_in(op, named)
-        shape = tuple(named["input_sizes"] if "input_sizes" in named else named[first].shape)
+        shape = tuple(named[first].shape)
         given = [(a.name, named[a.name]) for a in view._schema.arguments[1:] if a.name in named]
         if view in _OF_ANY_SIZE:
             # (a graph need not work out the sizes of a view: operators on sizes that are symbols take long)
@@ -48,8 +48,6 @@ class View(Dimensions):
             labels, dims, roles = _remembered(view, tuple(1 if _is_one(s) else 2 for s in shape), tuple(plain))
         else:
             labels, dims, roles = _read_off(view, shape, given)
-        if "input_sizes" in named:
-            return Labels({first: dims[0]}, (labels,), roles)
         if others:
             return Labels({first: labels, others[0]: dims[0]}, (labels,), roles)
         return Labels({first: labels}, dims, roles)
@@ -95,9 +93,9 @@ def _is_whole(label: Label, size: int, stride: int, view: Tensor, dims: Sequence
 
 @functools.lru_cache(maxsize=256)
 def _view_of(op: OpOverload) -> OpOverload:
-    """The view that an operator is, copies, writes to or is the derivative of."""
+    """The view that an operator is, copies or writes to."""
     name = op._schema.name.removeprefix("aten::")
-    view = _VIEWS.get(name, re.sub("_(copy|scatter|backward)$", "", name))
+    view = _VIEWS.get(name, re.sub("_(copy|scatter)$", "", name))
     packet = getattr(torch.ops.aten, view)
     named = op._overloadname in packet.overloads() and view not in _OVERLOADS
     return getattr(packet, op._overloadname if named else _OVERLOADS.get(view, "default"))

@@ -8,6 +8,5 @@ dimensions which a rule states. The modules share this: each takes a statement o
     words         a word for each law: ``exp = elementwise(aten.exp)``
     slice_rules   rules whose bodies are written once, over slices of dense or stored elements
     whole_slices  the law of operators for which a slice counts whole or not at all
-    derivatives   the law of torch's gradient formulas: what autograd gives for the masked operator
     inside        rules that hold inside one Python function
 """

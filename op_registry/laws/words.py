@@ -13,7 +13,8 @@ Operators that follow a law but need a run of their own are functions with the o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch._ops import OpOverload
@@ -30,8 +31,10 @@ from op_registry.laws.categories import (
     SCAN,
     Operator,
     categories,
+    data_of,
+    results_like,
 )
-from op_registry.laws.derivatives import where_masked
+from op_registry.records.dense import all_valid
 from op_registry.registration import Registration
 from op_registry.registry import registry
 from op_registry.rule import Category, Rule, Run, packet_name, written_at
@@ -126,3 +129,20 @@ def masked_rule(
         return register(Rule(ops, category, function, gets_op, where=written_at(2), traits=stated))
 
     return decorate
+
+
+def where_masked(function: Run, takes_op: bool) -> Run:
+    """A rule's run, called with the overload first: `function` if something is masked, else the operator itself."""
+
+    @functools.wraps(function)
+    def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        if all_valid(*args, *kwargs.values()):
+            return run_plain(op, args, kwargs)
+        return function(op, *args, **kwargs) if takes_op else function(*args, **kwargs)
+
+    return run
+
+
+def run_plain(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The operator itself, for calls without a mask."""
+    return results_like(op(*data_of(args), **{k: data_of(v) for k, v in kwargs.items()}), None)

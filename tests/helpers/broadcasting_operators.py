@@ -20,11 +20,7 @@ DTYPES = (torch.float32, torch.int64, torch.bool)
 HYBRID = (2, 1, 2, 1)
 OTHERS = ((), (1,), (4,), (2, 1), (1, 3), (2, 1, 4), (2, 3, 1, 4), (1, 2, 1, 2, 1), (3, 2, 1, 1, 4))
 # torch's kernels take operands of one shape, and do not check it.
-OF_ONE_SHAPE = (
-    "aten._prelu_kernel.default",
-    "aten.rrelu_with_noise_backward.default",
-    "aten._standard_gamma_grad.default",
-)
+OF_ONE_SHAPE = ("aten._prelu_kernel.default", "aten._standard_gamma_grad.default")
 
 
 def operands_of(op: OpOverload) -> int:

@@ -181,16 +181,6 @@ def test_a_layer_learns() -> None:
     assert losses[DEVICE][2] < losses[DEVICE][0]
 
 
-def test_formulas_of_torch_run_without_autocast() -> None:
-    """Which their rules switch off, where there is one to be switched off."""
-    results = []
-    for device in ("cpu", DEVICE):
-        x, gradient = masked(device, requires_grad=False), masked(device, SECOND, requires_grad=False)
-        result, _ = aten._prelu_kernel_backward(gradient, x, torch.full((3,), 0.5, device=device))
-        results.append((result.to_tensor(0).cpu(), result.get_mask().cpu()))
-    torch.testing.assert_close(*results)
-
-
 def test_an_overlay_holds_in_the_backward_of_what_ran_in_it() -> None:
     """That of a write, whose node clones a part of a masked gradient, in the device's thread."""
 

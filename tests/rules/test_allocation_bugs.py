@@ -191,20 +191,6 @@ def test_lbfgs_of_a_parameter_without_a_gradient() -> None:
     assert used.detach().abs().amax() < 1e-3
 
 
-def test_an_operand_of_which_only_the_size_is_read_makes_nothing_invalid() -> None:
-    mask = torch.tensor([[[[True, False], [True, True]]]])
-    grad = md.masked_tensor(torch.where(mask, torch.ones(1, 1, 2, 2), NAN), mask)
-    counted = torch.where(mask, 1.0, 0.0)
-    x, w = torch.randn(1, 1, 3, 3), torch.randn(1, 1, 2, 2)
-    by_input, by_weight = nn.grad.conv2d_input(x.shape, w, grad), nn.grad.conv2d_weight(x, w.shape, grad)
-    for mine, plain in (
-        (by_input, nn.grad.conv2d_input(x.shape, w, counted)),
-        (by_weight, nn.grad.conv2d_weight(x, w.shape, counted)),
-    ):
-        assert mine.get_mask().all()
-        torch.testing.assert_close(mine.to_tensor(0), plain)
-
-
 # ----------------------------------------------------------------------------------------------- writes to all of it
 
 

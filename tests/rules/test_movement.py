@@ -81,9 +81,6 @@ MOVES: list[tuple[Any, tuple[int, ...], tuple[Any, ...]]] = [
     (aten.triu.default, (2, 3, 4), (1,)),
     (aten.diag_embed.default, (2, 3), (1,)),
     (aten.constant_pad_nd.default, (3, 4), ((-1, 2, 0, 0),)),
-    (aten.select_backward.default, (2, 4), ((2, 3, 4), 1, 2)),
-    (aten.slice_backward.default, (2, 2), ((2, 5), 1, 0, 4, 2)),
-    (aten.diagonal_backward.default, (3,), ((3, 4), 1, 0, 1)),
 ]
 # Of these an element may arrive at several places, or at none.
 SPREAD = [
@@ -242,9 +239,7 @@ def test_one_hot_and_repeats():
         apply(aten.repeat_interleave.Tensor, masked([2, 1], [T, F]), output_size=4)
 
 
-def test_fold_and_its_like_add_up_what_is_valid():
-    windows = masked([[1.0, 2.0], [nan, 4.0], [nan, nan]], [[T, T], [F, T], [F, F]])
-    shows(apply(aten.unfold_backward.default, windows, (7,), 0, 2, 2), [1, 2, None, 4, None, None, 0])
+def test_fold_adds_up_what_is_valid():
     columns = masked([[[1.0, nan], [nan, 4.0]]], [[[T, F], [F, T]]])
     image = apply(aten.col2im.default, columns, (1, 3), (1, 2), (1, 1), (0, 0), (1, 1))
     shows(image, [[[[1, None, 4]]]])

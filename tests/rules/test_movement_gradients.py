@@ -43,7 +43,6 @@ DIFFERENTIABLE: dict[str, Any] = {
     "gather": lambda x, s: apply(aten.gather.default, x, 0, Dense(at, at_mask)),
     "index": lambda x, s: apply(aten.index.Tensor, x, [broken_line, plain([0, 2])]),
     "masked_select": lambda x, s: apply(aten.masked_select.default, x, plain([T, F, T])),
-    "unfold_backward": lambda x, s: apply(aten.unfold_backward.default, x, (6,), 0, 3, 1),
     "prod": lambda x, s: apply(aten.scatter_reduce.two, x, 0, Dense(at, at_mask), s, "prod"),
     "mean": lambda x, s: apply(aten.scatter_reduce.two, x, 0, Dense(at, at_mask), s, "mean"),
     "mean-without-self": lambda x, s: apply(

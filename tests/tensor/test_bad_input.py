@@ -254,6 +254,12 @@ def test_an_operator_without_a_rule_says_how_to_give_it_one() -> None:
     assert "x.to_tensor(value)" in text
 
 
+def test_a_gradient_formula_called_by_hand_names_the_way_that_differentiates_what_is_masked() -> None:
+    instead = r"tanh_backward.* has no masked meaning(.|\n)*torch\.autograd\.grad differentiates the masked operator"
+    with pytest.raises(md.MaskedSemanticsError, match=instead):
+        torch.ops.aten.tanh_backward(X, X)
+
+
 def test_a_users_operator_becomes_masked_in_one_line_and_only_inside_the_overlay() -> None:
     version = registry.version
     with registry.overlay():

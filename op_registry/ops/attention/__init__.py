@@ -8,5 +8,4 @@ key has no valid result.
     tokens    an encoder layer on the valid tokens alone, without the padding
     modules   nn.MultiheadAttention and the Transformer layers in training
     packed    attention of packed batches, one sequence at a time
-    backward  torch's gradient formulas, called by hand
 """

@@ -6,5 +6,4 @@ Law: a product with an invalid factor contributes nothing; a sum is valid where 
     grouped           products of groups of rows, each with a matrix of its own
     distances         cdist, pdist, cosine_similarity
     sparse_distances  cdist, pdist, cosine_similarity on sparse storage
-    backward          torch's gradient formulas, called by hand
 """

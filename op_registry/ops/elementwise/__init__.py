@@ -3,13 +3,12 @@
 Law: an element of the result is valid where the corresponding element of every operand is, after broadcasting.
 
     pointwise    arithmetic, comparisons, logic, elementary and special functions, casts, masked_fill
-    activations  activation functions, and their backward operators that are elementwise themselves
+    activations  activation functions
     differences  operators that combine a few elements of one tensor: cross product, trapezoids, trace
     foreach      operators on lists of tensors that need a rule of their own
     quantization fake quantisation
     optimizers   fused optimizer steps
     sparse       cross product, trapezoids, trace and glu on sparse storage
-    backward     the other backward operators (aten.*_backward)
 """
 
 from op_registry.authoring import ON_STORED_ROWS, Permuted, Sparse, first_of

@@ -107,22 +107,3 @@ def glu(self: Dense, dim: int = -1) -> Dense:
         return Dense(data)
     first, second = as_int8(self.full_validity).chunk(2, dim)
     return Dense(data, first & second)
-
-
-# ------------------------------------------------------------------------------------------------- backward operators
-
-elu_backward = elementwise(aten.elu_backward.default)
-gelu_backward = elementwise(aten.gelu_backward.default)
-hardshrink_backward = elementwise(aten.hardshrink_backward.default)
-hardsigmoid_backward = elementwise(aten.hardsigmoid_backward.default)
-hardswish_backward = elementwise(aten.hardswish_backward.default)
-hardtanh_backward = elementwise(aten.hardtanh_backward.default)
-leaky_relu_backward = elementwise(aten.leaky_relu_backward.default)
-logit_backward = elementwise(aten.logit_backward.default, neutral=0.5)
-mish_backward = elementwise(aten.mish_backward.default)
-sigmoid_backward = elementwise(aten.sigmoid_backward.default)
-silu_backward = elementwise(aten.silu_backward.default)
-softplus_backward = elementwise(aten.softplus_backward.default)
-softshrink_backward = elementwise(aten.softshrink_backward.default)
-tanh_backward = elementwise(aten.tanh_backward.default)
-threshold_backward = elementwise(aten.threshold_backward.default)

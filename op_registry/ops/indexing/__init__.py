@@ -10,7 +10,6 @@ of its source; elements that are not written keep theirs.
     sparse          reading by index on sparse storage
     sparse_writing  writing and accumulating by index on sparse storage
     packed          embedding of sparsely stored indices
-    backward        backward operators of embeddings
 """
 
 from op_registry.authoring import Sparse, first_of

@@ -9,7 +9,6 @@ Law: a loss is valid where its input and target are; "mean" divides by the numbe
     linear_cross_entropy  torch's fused operator, in chunks of the batch
     sparse                losses over classes and between vectors on sparse storage, composed of other operators
     packed                losses on stored values: elementwise, or over one dense dimension of classes
-    backward              torch's gradient formulas, called by hand
 """
 
 from op_registry.authoring import Sparse, first_of

@@ -9,5 +9,4 @@ Law: an element moves together with its validity. Elements that the operator its
     sparse_choice   where, on sparse storage
     sparse_windows  padding and unfold, on sparse storage
     permuted        views and cat of sparse storage with dense dimensions in front of sparse ones
-    backward        backward operators of padding
 """

@@ -26,7 +26,6 @@ from op_registry.authoring import (
     OnDiagonal,
     Repeated,
     Unknown,
-    View,
     Windows,
     aligned_validity,
     as_int8,
@@ -106,10 +105,6 @@ diag_embed = movement(aten.diag_embed.default, writes=True, dims=OnDiagonal())
 block_diag = movement(
     aten.block_diag.default, writes=True, dims=Unknown("each operand has rows and columns of its own")
 )
-# Backward operators of views: the gradient is zero outside the part that was viewed.
-select_backward = movement(aten.select_backward.default, writes=True, dims=View())
-slice_backward = movement(aten.slice_backward.default, writes=True, dims=View())
-diagonal_backward = movement(aten.diagonal_backward.default, writes=True, dims=View())
 
 
 @masked_rule(
@@ -152,10 +147,6 @@ def one_hot(x: Dense, num_classes: int = -1) -> Dense:
 
 # --------------------------------------------------------------------------- elements at the same position are summed
 
-col2im = masked_rule(
-    aten.col2im.default,
-    aten.unfold_backward.default,
-    category=ACCUMULATION,
-    takes_op=True,
-    dims=Unknown("windows overlap"),
-)(contract)
+col2im = masked_rule(aten.col2im.default, category=ACCUMULATION, takes_op=True, dims=Unknown("windows overlap"))(
+    contract
+)

@@ -7,5 +7,4 @@ Law: statistics are those of the valid elements of the slice; the result is vali
     channels        group_norm, and the channels of a dense or a sparse record
     batch_norms     batch_norm and instance_norm, with running statistics
     sparse          softmax and renorm along sparse dimensions
-    backward        torch's gradient formulas, called by hand
 """

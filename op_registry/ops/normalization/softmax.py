@@ -12,7 +12,19 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
-from op_registry.authoring import NORMALIZATION, Dense, Slices, filled_for_exp_alone, masked_slices, slices_on_all
+from op_registry.authoring import (
+    DERIVATIVE,
+    NORMALIZATION,
+    Dense,
+    Slices,
+    fill_where_invalid,
+    filled_for_exp_alone,
+    intersect,
+    masked_rule,
+    masked_slices,
+    opaque,
+    slices_on_all,
+)
 
 aten = torch.ops.aten
 
@@ -41,3 +53,18 @@ def _over_valid(op: OpOverload, x: Dense, dim: int, dtype_option: torch.dtype | 
         op(x.data, dim, dtype_option)  # raises torch's error
     x = slices_on_all(x, dim)
     return x.like(op(filled_for_exp_alone(x, dim), dim, dtype_option))
+
+
+@masked_rule(
+    aten._softmax_backward_data.default, aten._log_softmax_backward_data.default, category=DERIVATIVE, takes_op=True
+)
+def _softmax_backward_data(
+    op: OpOverload, grad_output: Dense, output: Dense, dim: int, input_dtype: torch.dtype
+) -> Dense:
+    """`output` holds the weight of each valid element in its slice; invalid elements have weight 0."""
+    counted = fill_where_invalid(grad_output.data, intersect(grad_output.validity, output.validity), 0)
+    return output.like(op(counted, output.filled(0), dim, input_dtype))
+
+
+# A softmax with a padding mask as an argument, used inside the fused layers of torch.nn.
+_masked_softmax = opaque(aten._masked_softmax.default)

@@ -5,5 +5,4 @@ torch's stream of random numbers. A number drawn from an invalid parameter is in
 
     rules     dropout, distributions with tensor parameters, rand_like, in-place generators
     packed    dropout on packed batches
-    backward  derivatives of gamma and Dirichlet samples
 """

@@ -83,6 +83,9 @@ def native_dropout(input: Dense, p: float, train: bool | None) -> tuple[Dense, D
     return input.like(result), input.like(kept)
 
 
+# torch.distributions calls these in the backward of samples.
+_standard_gamma_grad = elementwise(aten._standard_gamma_grad.default)
+_dirichlet_grad = elementwise(aten._dirichlet_grad.default, neutral=0.5)
 native_dropout_backward = elementwise(aten.native_dropout_backward.default, derivative="bilinear")
 
 # ------------------------------------------------------------------------------- distributions with tensor parameters

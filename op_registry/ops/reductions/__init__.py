@@ -7,5 +7,4 @@ Those that sort (median, mode, kthvalue) are in ops/scans/sorting.py.
     statistics    quantile, covariance and correlation
     torch_masked  the reductions of torch.masked
     sparse        segment reductions over stored elements
-    backward      torch's gradient formulas, called by hand
 """

@@ -11,5 +11,4 @@ Law: each result is computed from the valid elements of its window; a window wit
     grid_sampling  grid_sample
     samples        padding and interpolation of tensors that know which positions are there
     sparse         nearest-neighbour interpolation on sparse storage
-    backward       torch's gradient formulas, called by hand
 """

@@ -19,9 +19,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    DERIVATIVE,
     POOLING,
-    Bound,
     Dense,
     Equation,
     as_bool,
@@ -29,8 +27,6 @@ from op_registry.authoring import (
     by_rule,
     intersect,
     masked_rule,
-    requested_gradients,
-    vjp,
 )
 from op_registry.ops.windows.pooling import numeric_validity
 
@@ -100,26 +96,3 @@ def bicubic_validity(mask: Tensor, points: Tensor, *options: Any) -> Tensor:
         part[..., first_row::4, first_column::4] = 1 - mask[..., first_row::4, first_column::4]
         has_weight |= aten.grid_sampler_2d(part, points, *options) != 0
     return as_int8(~has_weight)
-
-
-# ------------------------------------------------------------------------------------------------------------ gradients
-
-
-@masked_rule(
-    aten.grid_sampler_2d_backward.default,
-    aten.grid_sampler_3d_backward.default,
-    aten._grid_sampler_2d_cpu_fallback_backward.default,
-    category=DERIVATIVE,
-    takes_call=True,
-    torch_if_valid=True,
-)
-def grid_sampler_backward(c: Bound) -> tuple[Dense | None, ...]:
-    """Gradients for input and grid; the fallback has both."""
-    options = (c.interpolation_mode, c.padding_mode, c.align_corners)
-    sampler = aten.grid_sampler_3d if c.op is aten.grid_sampler_3d_backward.default else aten.grid_sampler_2d
-
-    def sample(x: Dense, points: Dense) -> Any:
-        return by_rule(sampler.default, x, points, *options)
-
-    gradients = vjp(sample, (c.input, c.grid), c.grad_output)
-    return requested_gradients(gradients, c.named.get("output_mask", (True, True)))

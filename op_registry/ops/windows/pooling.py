@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    DERIVATIVE,
     POOLING,
     Dense,
     aligned_validity,
@@ -25,6 +26,8 @@ from op_registry.authoring import (
     as_int8,
     autocast_on,
     bind_by_name,
+    fill_where_invalid,
+    intersect,
     lowest,
     masked_rule,
 )
@@ -181,3 +184,11 @@ def fractional_max_pool(
     windows_valid = as_bool(validity).all(-1)
     windows_valid = windows_valid.reshape(self.shape[: -spatial_dims(op)] + (1,) * spatial_dims(op))
     return tuple(result.masked_by(windows_valid) for result in results)
+
+
+@masked_rule(aten.max_pool2d_with_indices_backward.default, category=DERIVATIVE)
+def max_pool2d_with_indices_backward(grad_output: Dense, self: Dense, *arguments: Any) -> Dense:
+    """Each gradient goes to the maximum to which `indices`, the last argument, points; an invalid one goes nowhere."""
+    *geometry, indices = arguments
+    counted = fill_where_invalid(grad_output.data, intersect(grad_output.validity, indices.validity), 0)
+    return self.like(aten.max_pool2d_with_indices_backward(counted, self.data, *geometry, indices.filled(0)))

@@ -1,4 +1,4 @@
-"""Rules in compiled code: windows, gradient formulas, recurrent networks, matrices, what torch allocates."""
+"""Rules in compiled code: windows, recurrent networks, matrices, what torch allocates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from adaptive_softmax import rows_and_classes, without_second_row
 from functions_of_one_matrix import OF_ONE_MATRIX
 from functions_of_torch_sparse import SAME, example
 from padded_slices import matrices, same, wrapped
-from pooled_gradients import pooled_backward, small
 from ragged_samples import ragged, stack
 from recurrent_networks import FEATURES, HIDDEN, TIME, hidden, network, states, steps
 from recurrent_networks import shown as filled
@@ -24,20 +23,6 @@ from three_numbers import shown, some
 @pytest.fixture
 def adaptive() -> tuple[nn.Module, Tensor, Tensor]:
     return rows_and_classes()
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_gradient_formula_called_by_hand(backend, requires_grad):
-    eager, compiled = (small(requires_grad) for _ in range(2))
-    a, b = pooled_backward(*eager), torch.compile(pooled_backward, backend=backend)(*compiled)
-    assert a.get_mask().equal(b.get_mask())
-    torch.testing.assert_close(a.to_tensor(0), b.to_tensor(0))
-    if requires_grad:
-        for result in (a, b):
-            result.to_tensor(0).square().sum().backward()
-        for x, y in zip(eager, compiled, strict=True):
-            torch.testing.assert_close(x.grad.to_tensor(0), y.grad.to_tensor(0))
 
 
 def test_windows_of_padding():
