@@ -19,6 +19,7 @@ from op_registry.extents.factors import (
     Merged,
     Positions,
     Samples,
+    any_along,
     index_along,
     is_apart,
     is_prefix,
@@ -173,7 +174,7 @@ def _check_joined(factor: Factor, gone: Sequence[int], dim: int, name: str) -> N
     order = there.logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
     has = index_along(dim, there.shape[dim], there.ndim, there.device) < there.sum(dim, keepdim=True)
     last = torch.where(has, order, -1)
-    same = ~has | (last == (last.amax(list(gone), keepdim=True) if last.numel() else last))
+    same = ~has | (last == (last if known_to_hold(last.numel() == 0) else last.amax(list(gone), keepdim=True)))
     text = (
         f"{name}: it would combine samples that were joined, and that lie at different places along dimension {dim}: "
         "their positions do not belong together. Move the samples to the front first, masked_dispatch.align(x, "
@@ -243,7 +244,7 @@ def _share(factors: Sequence[Factor], others: Sequence[Factor], dim: int) -> Ten
     there = where_all(factors)
     known = {d for f in others for d in f.depends}
     gone = [d for d in {d for f in factors for d in f.positions} if d != dim and d not in known]
-    return as_int8(there.amax(gone, keepdim=True)) if gone and there.numel() else there
+    return any_along(there, gone)
 
 
 def _different_places(words: tuple[str, ...], sample: Sequence[int] = (), places: Sequence[Sequence[int]] = ()) -> str:

@@ -378,6 +378,11 @@ def where_all(factors: Sequence[Factor]) -> Tensor:
     return there
 
 
+def any_along(there: Tensor, dims: Sequence[int]) -> Tensor:
+    """int8, of size 1 in these dimensions: whether a boolean holds at an index of them."""
+    return as_int8(as_bool(there).any(tuple(dims), keepdim=True)) if dims else there
+
+
 def there(record: AnyRecord) -> Tensor:
     """bool of the record's shape: which positions are there."""
     found = conjunction(factors_of(record))

@@ -20,6 +20,7 @@ from op_registry.extents.factors import (
     Factor,
     Merged,
     Positions,
+    any_along,
     confined,
     extent_of,
     factors_of,
@@ -129,9 +130,7 @@ def _factor(there: Tensor, positions: Sequence[int], samples: int) -> Factor:
     dims = range(there.ndim)
     gone = [d for d in dims if d != samples and d not in positions]
     along: list[Along] = [SAMPLES if d == samples else SCATTERED if d in positions else None for d in dims]
-    if gone and there.numel():
-        there = as_int8(there.amax(gone, keepdim=True))
-    there = narrowed(there, along)
+    there = narrowed(any_along(there, gone), along)
     if len(positions) == 1:
         along[positions[0]] = layout_of(there, positions[0])
     return Factor(tuple(along), there)

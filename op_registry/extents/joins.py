@@ -27,6 +27,7 @@ from op_registry.extents.factors import (
     Merged,
     Positions,
     Samples,
+    any_along,
     factors_of,
     first_known,
     is_nonempty,
@@ -147,7 +148,7 @@ def _index_by_index(
     given = [f for each in factors for f in each]
     somewhere: Tensor | None = None
     if kind:
-        somewhere = reduce(_either, [as_int8(where_all(each).any(dim, keepdim=True)) for each in factors if each])
+        somewhere = reduce(_either, [any_along(where_all(each), (dim,)) for each in factors if each])
     there = laid_out(_booleans(parts, factors, somewhere), dim, given[0].there)
     along = [_met([f.along[d] for f in given if f.along[d] is not None]) for d in range(there.ndim)]
     places_differ = any(not is_prefix(f.along[d]) for f in given for d in kind)
@@ -175,7 +176,7 @@ def _steps(parts: Sequence[Part], factors: Sequence[Sequence[Factor]], dim: int)
     given = [f for each in factors for f in each]
     there = laid_out(_booleans(parts, factors, None), dim, given[0].there)
     along = [_met([f.along[d] for f in given if f.along[d] is not None]) for d in range(there.ndim)]
-    sample = Factor(tuple(along), as_int8(there.any(dim, keepdim=True)), any(f.step for f in given))
+    sample = Factor(tuple(along), any_along(there, (dim,)), any(f.step for f in given))
     along[dim] = layout_of(there, dim)
     return [sample, Factor(tuple(along), there)]
 
@@ -196,7 +197,7 @@ def _end_to_end(parts: Sequence[Part], factors: Sequence[Sequence[Factor]], dim:
 def _somewhere(factors: Sequence[Sequence[Factor]], dim: int) -> Tensor | None:
     """Where a part without an extent is there: where another part is, if more than `dim` says so; None: everywhere."""
     several = [f for each in factors for f in each if len(f.positions) > 1]
-    return reduce(_either, [as_int8(f.there.any(dim, keepdim=True)) for f in several]) if several else None
+    return reduce(_either, [any_along(f.there, (dim,)) for f in several]) if several else None
 
 
 def _positions(factors: Sequence[Sequence[Factor]], sizes: Sequence[int], dim: int) -> Positions:

@@ -16,6 +16,7 @@ from op_registry.extents.factors import (
     Factor,
     Merged,
     Positions,
+    any_along,
     fitted,
     index_along,
     narrowed,
@@ -24,7 +25,7 @@ from op_registry.extents.factors import (
 )
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.regrouped import Part, regrouped
-from op_registry.records.validity import as_bool, as_int8
+from op_registry.records.validity import as_bool
 
 # What is known along each label.
 Known = dict[Label, Along]
@@ -120,8 +121,7 @@ def _moved(
     there = narrowed(there.reshape(shape), [known.get(a) for a in labels])
     order = [a for dim in result for a in atoms(dim)]
     gone = [n for n, a in enumerate(labels) if a not in order and not known_to_hold(there.shape[n] == 1)]
-    if gone:
-        there = as_int8(there.amax(gone, keepdim=True) if there.numel() else there.any(gone[0], keepdim=True))
+    there = any_along(there, gone)
     # (a label may stand for two dimensions of a result, if the factor depends on neither)
     first = [n for n, a in enumerate(order) if a in labels and a is not None and a not in order[:n]]
     places = [labels.index(order[n]) for n in first]

@@ -25,6 +25,7 @@ from op_registry.extents.factors import (
     Positions,
     Samples,
     along_dim,
+    any_along,
     as_positions,
     conjunction,
     extent_of,
@@ -70,9 +71,25 @@ WITHIN_SAMPLES: dict[Any, Rule] = {}
 # ------------------------------------------------------------------------------------------------------ one of its own
 
 
-def compacted(record: Dense, dim: int) -> Dense:
-    """Each sample's positions in order, from index 0 of `dim`."""
-    return ends(record, dim, record.shape[dim])
+def _contiguous(record: Dense, dim: int) -> Dense:
+    """Each sample's positions in order: where they are, if those of each sample follow one another; else from index 0.
+
+    Their values decide it, as what is known of them depends on how a batch came about.
+    """
+    gone = [f for f in factors_of(record) if f.along[dim] is not None]
+    there = as_bool(where_all(gone))
+    index = index_along(dim, there.shape[dim], there.ndim, there.device)
+    first = torch.where(there, index, there.shape[dim]).amin(dim, keepdim=True)
+    is_next = (index >= first) & (index < first + there.sum(dim, keepdim=True))
+    follow, moved = (there == is_next).all(), ends(record, dim, record.shape[dim])
+    if may_be_read(follow) and not bool(follow):
+        return moved
+    (to_front,) = [f for f in factors_of(moved) if f.along[dim] is not None]
+    factor = replace(to_front, said=as_int8(torch.where(follow, there, as_bool(to_front.there))))
+    factor = factor.knowing(dim, replace(_in_front(gone, dim), from_start=False))
+    mine, its = (as_bool(there if r.full_validity is None else r.full_validity) for r in (record, moved))
+    extent = extent_of([*without(record, [dim]), factor], record.extent is not None and record.extent.is_mask)
+    return Dense(torch.where(follow, record.data, moved.data), as_int8(torch.where(follow, mine, its)), extent)
 
 
 def ends(record: Dense, dim: int, k: int, last: bool = False) -> Dense:
@@ -316,7 +333,7 @@ def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense
     depends = {d for f in given for d in f.depends}
     there = there.expand(result.shape) if there.ndim < result.ndim else there
     others = [d for d in range(result.ndim) if d not in depends and not known_to_hold(there.shape[d] == 1)]
-    there = as_int8(there.amax(others, keepdim=True)) if others and there.numel() else there
+    there = any_along(there, others)
     along = tuple(SAMPLES if d in depends else None for d in range(result.ndim))
     return Factor(along, there, not depends and any(f.step for f in given))
 
@@ -372,7 +389,7 @@ def _alike_in_channels(call: Bound, labels: Labels, record: Dense, dims: Sequenc
         channels = [d for d in factor.depends if labels.role_of(dims[d]) == "contracted"]
         windows = any(labels.role_of(dims[d]) == "window" for d in factor.depends)
         if windows and channels and all(isinstance(factor.along[d], Samples) for d in channels):
-            any_of = factor.there.amax(channels, keepdim=True) if factor.there.numel() else factor.there
+            any_of = any_along(factor.there, channels)
             why = "the positions that are there differ from channel to channel"
             check_holds(factor.there == any_of, refuse(call, why))
             known = [None if d in channels else along for d, along in enumerate(factor.along)]
@@ -449,7 +466,11 @@ def _croppable(call: Bound, record: Dense, dim: int) -> Dense:
         raise refuse(call, f"dimension {dim} is merged of positions and others")
     positions = [k for k in known if isinstance(k, Positions)]
     fits = all(k.contiguous and (k.from_start or not _has_stride(call)) for k in positions)
-    return record if len(known) == 1 and fits else compacted(record, dim)
+    if len(known) == 1 and fits:
+        return record
+    if _has_stride(call) or known_to_hold(record.shape[dim] == 0):
+        return ends(record, dim, record.shape[dim])
+    return _contiguous(record, dim)
 
 
 def _has_stride(call: Bound) -> bool:

@@ -89,7 +89,7 @@ def packed(record: Dense | Sparse, there: Tensor, layout: Layout) -> Sparse:
     """The rows of a batch that are there, valid or missing, in a layout of rows; `there` broadcasts to the record."""
     sizes = tuple(record.shape[:2])
     inner = list(range(2, there.ndim))
-    rows = as_int8(there.amax(inner)) if inner and there.numel() else there.reshape(there.shape[:2])
-    coordinates, pieces = layout.from_mask(rows.expand(sizes))
+    rows = as_bool(there).any(inner) if inner else there.reshape(there.shape[:2])
+    coordinates, pieces = layout.from_mask(as_int8(rows).expand(sizes))
     x = record if isinstance(record, Dense) else with_sparse_dims(record, 2)
     return Sparse(elements_at(x, coordinates), Pattern(layout, sizes, pieces))

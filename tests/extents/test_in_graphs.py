@@ -222,11 +222,35 @@ def test_sizes_that_depend_on_data() -> None:
         columns = x[..., torch.arange(4) % 2 == 0].movedim(2, 0)
         return torch.cat([columns[0][None], columns[1:]])
 
-    for call in (chosen, turned):
+    def rows_summed(x: Tensor) -> Tensor:
+        rows = torch.stack(x[..., torch.arange(4) % 2 == 0].unbind(1), 1).sum(1)
+        return torch.where(rows > 4, rows, -rows)
+
+    for call in (chosen, turned, rows_summed):
         found, want = torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x)
         assert found.get_mask().equal(want.get_mask())
         assert found.extent.equal(want.extent)
         assert found.to_tensor(0).equal(want.to_tensor(0))
+
+
+def test_where_windows_find_samples_does_not_depend_on_what_is_known_of_them() -> None:
+    """A graph doesn't know that states, stacked, follow one another; nor does an index that reads all in order."""
+    there = torch.tensor([[0, 1, 1, 0], [0, 1, 1, 1]]).bool()[..., None].expand(2, 4, 2)
+    x = md.padded(md.masked_tensor(torch.arange(1.0, 17).view(2, 4, 2), there), dim=1)
+    cell = nn.GRUCell(2, 2)
+
+    def shifted(x: Tensor) -> Tensor:
+        state, states = torch.zeros(2, 2), []
+        for step in x.unbind(1):
+            state = cell(step, state)
+            states.append(state)
+        return F.pad(torch.stack(states, 1), (0, 0, 1, 0))[:, :-1]
+
+    found, want = torch.compile(shifted, fullgraph=True, backend="aot_eager")(x), shifted(x)
+    assert found.extent.equal(want.extent)
+    torch.testing.assert_close(found.to_tensor(0), want.to_tensor(0))
+    read = x[:, torch.arange(4)]
+    assert F.pad(read, (0, 0, 1, 0)).extent.equal(F.pad(x, (0, 0, 1, 0)).extent)
 
 
 def test_features_that_are_read_by_index_are_no_samples() -> None:
