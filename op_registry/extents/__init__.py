@@ -21,6 +21,7 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
     regions    parts of a tensor's memory: views of it, and writes through them
 """
 
+from op_registry.extents.batches import of_lengths
 from op_registry.extents.ends import keeps_all
 from op_registry.extents.factors import Factor, Merged, along_dim, as_positions, factors_of, maybe_empty, there
 from op_registry.extents.follow import with_factors, without
@@ -37,6 +38,7 @@ __all__ = [
     "finished",
     "keeps_all",
     "maybe_empty",
+    "of_lengths",
     "there",
     "with_factors",
     "without",

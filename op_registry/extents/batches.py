@@ -4,11 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import laid_out, met
-from op_registry.extents.factors import SAMPLES, Extent, Factor, extent_of, factors_of, numbers_positions
+from op_registry.extents.factors import (
+    SAMPLES,
+    Along,
+    Extent,
+    Factor,
+    Positions,
+    extent_of,
+    factors_of,
+    index_along,
+    numbers_positions,
+)
 from op_registry.extents.follow import is_all_valid
+from op_registry.records.dense import Dense
+from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.permuted import AnyRecord
+
+
+def of_lengths(batch: Dense, lengths: Tensor, batch_first: bool) -> Dense:
+    """Sequences with padding behind them, (B, T, ...) or (T, B, ...): valid where they are and there.
+
+    lengths  int64 (B): how many positions each sequence has, at least one
+    """
+    samples, steps = (0, 1) if batch_first else (1, 0)
+    there = index_along(steps, batch.shape[steps], 2, batch.device) < lengths.unsqueeze(steps)
+    along: list[Along] = [None] * batch.ndim
+    along[samples], along[steps] = SAMPLES, Positions(nonempty=True)
+    factor = Factor(tuple(along), as_int8(there.reshape(*there.shape, *[1] * (batch.ndim - 2))))
+    return Dense(batch.data, intersect(batch.validity, factor.there), extent_of([factor], batch.validity is None))
 
 
 def extent_of_samples(records: Sequence[AnyRecord], name: str) -> Extent | None:

@@ -193,7 +193,7 @@ def pad(c: Call) -> Any:
     plain, lengths = c.plain()
     coordinates = (row, step) if c["batch_first"] else (step, row)
     padding = torch.full(plain.shape, c["padding_value"], dtype=plain.dtype)
-    mask = torch.ones(plain.shape, dtype=torch.bool)
+    mask = torch.zeros(plain.shape, dtype=torch.bool)
     return Expected(padding.index_put(coordinates, x.data), mask.index_put(coordinates, x.mask)), lengths
 
 

@@ -1,8 +1,9 @@
 """Packed sequences: the operators of pack_padded_sequence, pad_packed_sequence and pad_sequence.
 
-Law: a step moves with its validity. The padding that these functions add is valid, because `padding_value` is a number
-that the caller chose; `masked_dispatch.pad_sequence` adds padding that is not there. An invalid length is refused: it
-is unknown then where a sequence ends.
+Law: a step moves with its validity. The padding of a batch that was packed is not there: the result knows the length of
+each sequence, and `padding_value` lies under its mask. The padding that pad_sequence adds is valid, because the caller
+chose its number; `masked_dispatch.pad_sequence` adds padding that is not there. An invalid length is refused: it is
+unknown then where a sequence ends.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from op_registry.authoring import (
     Unknown,
     aligned_validity,
     expand_validity,
+    extents,
     joinable_validities,
     known_all_valid,
     masked_rule,
@@ -65,13 +67,13 @@ def _pack_padded_sequence(input: Dense, lengths: Dense, batch_first: bool) -> tu
 def _pad_packed_sequence(
     data: Dense, batch_sizes: Dense, batch_first: bool, padding_value: Number, total_length: int
 ) -> tuple[Dense, Tensor]:
-    """The packed steps, with valid padding."""
+    """The packed steps, with padding that is not there."""
     sizes = known_sizes(aten._pad_packed_sequence.default, batch_sizes)
     padded, lengths = aten._pad_packed_sequence(data.data, sizes, batch_first, padding_value, total_length)
     v = aligned_validity(data)
     if v is not None:
-        v = aten._pad_packed_sequence(expand_validity(v, data.shape, [0]), sizes, batch_first, 1, total_length)[0]
-    return Dense(padded, v), lengths
+        v = aten._pad_packed_sequence(expand_validity(v, data.shape, [0]), sizes, batch_first, 0, total_length)[0]
+    return extents.of_lengths(Dense(padded, v), lengths.to(padded.device), batch_first), lengths
 
 
 @masked_rule(
