@@ -229,6 +229,7 @@ from op_registry.sparse.lowering import first_of as first_of
 from op_registry.sparse.lowering import never as never
 from op_registry.sparse.lowering import on_call as on_call
 from op_registry.sparse.pattern import pattern_of as pattern_of
+from op_registry.sparse.permuted import RECORDS as RECORDS
 from op_registry.sparse.permuted import AnyRecord as AnyRecord
 from op_registry.sparse.permuted import Groups as Groups
 from op_registry.sparse.permuted import Permuted as Permuted

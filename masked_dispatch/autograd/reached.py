@@ -34,11 +34,9 @@ from op_registry.records.dims import with_leading_dims
 from op_registry.records.spread import OF_LOSSES, OF_PRODUCTS, anywhere, broadcast_back, is_met_everywhere, spread
 from op_registry.records.validity import as_int8, intersect, is_same_memory, unite
 from op_registry.rule import Category, Rule
-from op_registry.sparse.permuted import AnyRecord, Permuted, to_dense
-from op_registry.sparse.record import Sparse
+from op_registry.sparse.permuted import RECORDS, AnyRecord, Permuted, to_dense
 
 M = TypeVar("M", bound=MaskedTensor)
-RECORDS = (Dense, Sparse, Permuted)
 MASKED = (MaskedTensor, SparseMaskedTensor)
 _OF_OPERANDS = ("UnwrapBackward", "SparseUnwrapBackward")
 
@@ -354,9 +352,8 @@ def _stand_ins(values: Iterable[Any], records: Iterable[Any], operands: list[Ope
             if kind is Dense:
                 operand.validity = record.validity
             if type(value) in MASKED:
-                stored = record.base if kind is Permuted else record
                 operands += [operand]
-                node = (stored if kind is Dense else stored.values).data.grad_fn
+                node = _data_of(record).grad_fn
                 if type(node).__name__ in _OF_OPERANDS:
                     operand.node = node
         elif kind is list or kind is tuple:

@@ -23,7 +23,6 @@ from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
 from op_registry import registry
-from op_registry.extents.follow import RECORDS
 from op_registry.extents.masks import united
 from op_registry.extents.run import has_extent, run_with_extents
 from op_registry.laws.categories import ELEMENTWISE, LOSS, REFUSED
@@ -31,7 +30,7 @@ from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.rule import Rule, Run
 from op_registry.sparse.lowering import run_sparsely
-from op_registry.sparse.permuted import AnyRecord, sum_of_any_order, to_dense
+from op_registry.sparse.permuted import RECORDS, AnyRecord, sum_of_any_order, to_dense
 from op_registry.sparse.record import NotLowered
 
 # The positional and keyword arguments of a call.

@@ -26,11 +26,8 @@ from op_registry.extents.regroup import carried
 from op_registry.laws.categories import ATTENTION, CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT, REDUCTION
 from op_registry.records.dense import Dense
 from op_registry.rule import Rule
-from op_registry.sparse.permuted import AnyRecord, Permuted
+from op_registry.sparse.permuted import RECORDS, AnyRecord, Permuted
 from op_registry.sparse.record import NotLowered, Sparse
-
-# A record of any storage.
-RECORDS = (Dense, Sparse, Permuted)
 
 # Roles of dimensions along which a result is valid only where its operands are.
 _KEEPING = frozenset({"each", "scanned", "contracted", "reduced", "parameter"})

@@ -26,12 +26,12 @@ from op_registry.extents.factors import (
     said_of,
     with_extent,
 )
-from op_registry.extents.follow import RECORDS, Mask, Outcome, for_each, is_all_valid
+from op_registry.extents.follow import Mask, Outcome, for_each, is_all_valid
 from op_registry.extents.masks import same_extent
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import intersect
 from op_registry.rule import Rule, Run
-from op_registry.sparse.permuted import AnyRecord, Permuted
+from op_registry.sparse.permuted import RECORDS, AnyRecord, Permuted
 
 # Extents of a call's results, with how their masks follow; None for a result without one.
 Plan = list["tuple[Extent | None, Mask] | None"]

@@ -15,7 +15,6 @@ from op_registry.extents import indices, joins, particular, samples, slices, sta
 from op_registry.extents.combine import check_joined
 from op_registry.extents.factors import with_extent
 from op_registry.extents.follow import (
-    RECORDS,
     any_stored,
     depends_at,
     followed,
@@ -31,6 +30,7 @@ from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY, RECURRENT, RE
 from op_registry.laws.whole_slices import WHOLE_SLICES
 from op_registry.records.dense import Dense
 from op_registry.rule import Rule, Run, packet_name
+from op_registry.sparse.permuted import RECORDS
 from op_registry.sparse.record import NotLowered
 
 # Runs a call with the labels of its dimensions, and gives the results their extents.

@@ -34,7 +34,6 @@ from op_registry.extents.factors import (
     where_all,
 )
 from op_registry.extents.follow import (
-    RECORDS,
     Outcome,
     carried_to,
     for_each_result,
@@ -48,7 +47,7 @@ from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8
 from op_registry.rule import Run
-from op_registry.sparse.permuted import AnyRecord
+from op_registry.sparse.permuted import RECORDS, AnyRecord
 
 
 def states_of(record: AnyRecord) -> tuple[State, ...]:

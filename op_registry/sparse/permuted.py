@@ -119,6 +119,8 @@ class Permuted:
 
 
 AnyRecord = Dense | Sparse | Permuted
+# The kinds of records, for isinstance.
+RECORDS = (Dense, Sparse, Permuted)
 
 
 def shown(x: Sparse | Permuted) -> tuple[Sparse, Groups]:
@@ -221,7 +223,7 @@ def in_base_order(run: Callable[..., Any]) -> Callable[..., Any]:
         def restored(record: AnyRecord) -> Dense | Sparse:
             return to_base_order(record, permuted)
 
-        args, named = map_tensors(restored, (args, list(kwargs.items())), (Dense, Sparse, Permuted))
+        args, named = map_tensors(restored, (args, list(kwargs.items())), RECORDS)
         return map_tensors(permuted.like, run(op, *args, **dict(named)), Sparse)
 
     return permuted_run

@@ -14,7 +14,7 @@ import torch
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.records.dense import Dense
-from op_registry.sparse.permuted import Permuted
+from op_registry.sparse.permuted import RECORDS, Permuted
 from op_registry.sparse.record import NotLowered, Sparse
 
 Plan = TypeVar("Plan")
@@ -40,7 +40,7 @@ def planned(make: Callable[[Bound, Labels | None], Plan]) -> Callable[[Bound], P
         if plan is None:
             read: list[str] = []
             try:
-                plan = make(c, c.map(lambda tensor: _Rank(tensor, read), (Dense, Sparse, Permuted)).labels)
+                plan = make(c, c.map(lambda tensor: _Rank(tensor, read), RECORDS).labels)
             except NotLowered as refusal:
                 plan = str(refusal)
             if key is not None and not read:

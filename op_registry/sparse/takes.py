@@ -24,7 +24,7 @@ from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.dense import Dense
 from op_registry.records.dims import shape_alone
 from op_registry.records.tracing import being_traced
-from op_registry.sparse.permuted import Permuted
+from op_registry.sparse.permuted import RECORDS, Permuted
 from op_registry.sparse.record import Sparse
 
 
@@ -175,12 +175,12 @@ def raise_error_of_torch(c: Bound) -> None:
         floats = record.dtype.is_floating_point or record.dtype.is_complex
         return shape_alone(record.shape).to(torch.uint8 if floats else record.dtype)
 
-    c.map(alone, (Dense, Sparse, Permuted)).applied(c.op)
+    c.map(alone, RECORDS).applied(c.op)
 
 
 def _each(value: Any) -> list[Any]:
     """The records in an argument: none, one, or those of a list."""
-    if isinstance(value, (Dense, Sparse, Permuted)):
+    if isinstance(value, RECORDS):
         return [value]
     return [record for item in value for record in _each(item)] if isinstance(value, (list, tuple)) else []
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    RECORDS,
     Bound,
     Dense,
-    Permuted,
     Sparse,
     all_valid,
     autocast_on,
@@ -63,7 +63,7 @@ def on_padded(layer: Layer, c: Bound) -> Dense | None:
 
 def _are_plain(c: Bound) -> bool:
     """Whether all weights of an encoder layer are valid and stored densely, and attention is given no mask."""
-    weights = [r for r in c.named.values() if isinstance(r, (Dense, Sparse, Permuted)) and r is not c.src]
+    weights = [r for r in c.named.values() if isinstance(r, RECORDS) and r is not c.src]
     dense = all(isinstance(r, Dense) and not being_traced(r.data) for r in weights)
     return c.mask is None and dense and all_valid(*weights) and not autocast_on(c.src.device)
 
