@@ -30,7 +30,7 @@ class Eager(Subject):
     """MaskedTensor, called eagerly."""
 
     name = "eager"
-    laws = (*Subject.laws, "P9")
+    laws = (*Subject.laws, "P9", "later")
     padded_storages = ("coo", "csr", "packed")
     padded_modes = ("aot_eager",)
 

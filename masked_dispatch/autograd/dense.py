@@ -13,6 +13,7 @@ result is filled with zeros under its mask, so that no derivative passes through
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -115,6 +116,41 @@ class Unwrap(OwnFunction):
     def jvp(ctx: Context, tangent: Tensor) -> Tensor:
         check_single_tangent(tangent)
         return plain_gradient(tangent, ctx.validity)
+
+
+class Beside(OwnFunction):
+    """A plain operand beside a masked one → the same data. What the call reached matters to its gradient too."""
+
+    @staticmethod
+    @never_compiled
+    def forward(ctx: Context, tensor: Tensor) -> Tensor:
+        keep_validity(ctx, None)
+        return _alias(tensor)
+
+    @staticmethod
+    @never_compiled
+    def backward(ctx: Context, grad: Tensor | None) -> Tensor | None:
+        if grad is None or ctx.call is None or torch.compiler.is_dynamo_compiling():
+            return grad
+        reached = ctx.call.reached(ctx.operand, None, functools.partial(_reached_of, ctx))
+        return zero_where_invalid(grad, reached)
+
+    @staticmethod
+    @never_compiled
+    def jvp(ctx: Context, tangent: Tensor) -> Tensor:
+        return _alias(tangent)
+
+
+def follow_plain(args: Sequence[Any], records: list[Any]) -> None:
+    """Let the node of a call know the gradients of plain operands, if its formula multiplies gradients with values.
+
+    (An operand of any other formula is shared by many elements, and gets a sum of what all of them contribute.)
+    """
+    for n, value in enumerate(args):
+        if isinstance(value, Tensor) and not isinstance(value, MaskedTensor) and value.requires_grad:
+            data = records[n].data
+            if torch.is_grad_enabled() and not under_transform() and not traced_elsewhere(data):
+                records[n] = Dense(Beside.apply(data), None)
 
 
 def _alias(data: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from op_registry.sparse.permuted import RECORDS, AnyRecord, Permuted, to_dense
 M = TypeVar("M", bound=MaskedTensor)
 MASKED = (MaskedTensor, SparseMaskedTensor)
 _OF_OPERANDS = ("UnwrapBackward", "SparseUnwrapBackward")
+_OF_PLAIN = "BesideBackward"
 
 
 def _names(*categories: Category) -> frozenset[str]:
@@ -95,19 +96,21 @@ class Call:
 
     arguments  with an Operand for each tensor
     operands   those that are masked
+    plain      those that are not, if their gradients have to be 0 where nothing is reached
     moving     whether it moves elements, for calls without a rule
     several    whether it has several results
     arrived    for each result: in which run of the engine its gradient arrived, and what that reached: None for
                everything, int8 that broadcasts to the result, a record of it, or a dict of what it reached of operands
     """
 
-    __slots__ = ("arguments", "arrived", "linked", "moving", "op", "operands", "rule", "several")
+    __slots__ = ("arguments", "arrived", "linked", "moving", "op", "operands", "plain", "rule", "several")
     arguments: tuple[Sequence[Any], Mapping[str, Any]]
     arrived: dict[int, tuple[int, Any]]
     linked: list[Operand] | None
     moving: bool
     op: OpOverload | None
     operands: list[Operand]
+    plain: list[Operand]
     rule: Rule | None
     several: bool
 
@@ -141,7 +144,8 @@ class Call:
     def link(self) -> None:
         """Let the nodes of operands know the call."""
         if self.linked is None:
-            self.linked = [operand for operand in self.operands if operand.node and operand.node.call is None]
+            followed = (*self.operands, *self.plain)
+            self.linked = [operand for operand in followed if operand.node and operand.node.call is None]
             for operand in self.linked:
                 operand.later, operand.node.call, operand.node.operand = NOTHING, self, operand
 
@@ -331,17 +335,17 @@ def join(
             if call is None:
                 call = Call()
                 call.rule, call.op, call.moving, call.several = rule, op, moving, several
-                call.operands, call.arrived, call.linked = [], {}, None
+                call.operands, call.plain, call.arrived, call.linked = [], [], {}, None
                 (args, kwargs), (of_args, of_kwargs) = given, records
-                call.arguments = _stand_ins(args, of_args, call.operands), {}
+                call.arguments = _stand_ins(args, of_args, call), {}
                 if kwargs:
-                    named = _stand_ins([kwargs[name] for name in of_kwargs], of_kwargs.values(), call.operands)
+                    named = _stand_ins([kwargs[name] for name in of_kwargs], of_kwargs.values(), call)
                     call.arguments = call.arguments[0], dict(zip(of_kwargs, named, strict=True))
             node.call, node.result = call, n
 
 
-def _stand_ins(values: Iterable[Any], records: Iterable[Any], operands: list[Operand]) -> list[Any]:
-    """The arguments of a call, without data: an Operand for each tensor; `operands` gets those that are masked."""
+def _stand_ins(values: Iterable[Any], records: Iterable[Any], call: Call) -> list[Any]:
+    """The arguments of a call, without data: an Operand for each tensor; the call gets those to follow."""
     found = [*records]
     for n, value in enumerate(values):
         record = found[n]
@@ -352,12 +356,15 @@ def _stand_ins(values: Iterable[Any], records: Iterable[Any], operands: list[Ope
             if kind is Dense:
                 operand.validity = record.validity
             if type(value) in MASKED:
-                operands += [operand]
+                call.operands += [operand]
                 node = _data_of(record).grad_fn
                 if type(node).__name__ in _OF_OPERANDS:
                     operand.node = node
+            elif kind is Dense and type(node := record.data.grad_fn).__name__ == _OF_PLAIN:
+                call.plain += [operand]
+                operand.node = node
         elif kind is list or kind is tuple:
-            found[n] = _stand_ins(value, record, operands)
+            found[n] = _stand_ins(value, record, call)
     return found
 
 

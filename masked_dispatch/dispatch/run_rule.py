@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from masked_dispatch.autograd.dense import unwrap, wrap_record
+from masked_dispatch.autograd.dense import follow_plain, unwrap, wrap_record
 from masked_dispatch.autograd.reached import MASKED, join
 from masked_dispatch.autograd.sparse import strided_operand
 from masked_dispatch.compiler_internals import modes_in_force
@@ -25,6 +25,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, under_transform
 from op_registry.extents.run import has_extent, run_with_extents
+from op_registry.laws.categories import ELEMENTWISE
 from op_registry.records.dense import Dense
 from op_registry.rule import Rule, Run
 from op_registry.sparse.layout import OF_TORCH
@@ -135,6 +136,8 @@ def _run_rule(op: OpOverload, run: Run, rule: Rule, args: Sequence[Any], kwargs:
         with contextlib.suppress(RuntimeError):  # torch multiplies only some layouts, from some sides
             return wrap_result(run(*[unwrap_factor(a) for a in args], **kwargs), rule)
     records = [unwrap_argument(a) for a in args]
+    if rule.category is ELEMENTWISE and rule.traits.derivative != "linear":
+        follow_plain(args, records)
     if has_extent(records) or (kwargs and has_extent(kwargs.values())):
         run = functools.partial(run_with_extents, run, rule, op)
     try:

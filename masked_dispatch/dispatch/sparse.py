@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
-from masked_dispatch.autograd.dense import wrap_record
+from masked_dispatch.autograd.dense import follow_plain, wrap_record
 from masked_dispatch.autograd.reached import MASKED, join, joined
 from masked_dispatch.autograd.sparse import unwrap_any, unwrap_sparse, wrap_any, wrap_sparse_record
 from masked_dispatch.densify_policy import check_allowed, current, warn_of_dense_operands
@@ -56,6 +56,8 @@ def lowered_by(
         to_record = _unwrap_below if below else unwrap_any
         records = [map_tensors(to_record, a, Tensor) for a in args]
         named = {k: map_tensors(to_record, v, Tensor) for k, v in kwargs.items()}
+        if rule.category is ELEMENTWISE and rule.traits.derivative != "linear" and not below:
+            follow_plain(args, records)
         try:
             result = run_in_steps(_run_lowering, (op, rule, args, records, named, kwargs), {})
         except NotLowered as reason:

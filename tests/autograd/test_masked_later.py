@@ -193,6 +193,49 @@ def test_what_another_operand_leaves_out(name: str, storage: str) -> None:
     torch.testing.assert_close(y.grad, x.grad, rtol=1e-6, atol=1e-7)
 
 
+# What a plain operand w gets back has a factor that is infinite where w, or x, is 0.
+BESIDE: dict[str, Callable[[Any, Tensor], Any]] = {
+    "quotient": lambda x, w: x / w,
+    "power": lambda x, w: w ** (x / 4),
+    "square root of squares": lambda x, w: torch.hypot(x - x, w),
+    "product with an infinity": lambda x, w: (x * (w.detach() > 0)).log() * w,
+    "twice": lambda x, w: torch.addcdiv(x, x, w) + x / w,
+    "through another operator": lambda x, w: (x / (2 * w)).exp(),
+}
+
+
+def beside(name: str, mask: Tensor, wide: bool, store: Function, later: bool) -> list[Tensor]:
+    """The gradients of a plain operand, one element for each of x or for each row, masked before or later."""
+    w = variable(mask if wide else mask[:, :1])
+    valid = torch.ones_like(mask) if later else mask
+    x = store(md.masked_tensor(torch.linspace(1, 2, mask.numel(), dtype=torch.float64).view(mask.shape), valid))
+    result = BESIDE[name](x, w)
+    return gradients((result.mask_with(mask) if later else result).sum(), w, 2)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("wide", [True, False], ids=["elements", "rows"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_plain_operand(name: str, wide: bool, storage: str) -> None:
+    mask = ELEMENTS if wide else ROWS
+    with md.densify("always"):
+        found = beside(name, mask, wide, STORAGES[storage], later=True)
+    expected = [torch.where(torch.isnan(g), 0, g) for g in beside(name, mask, wide, lambda x: x, later=False)]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_plain_operand_pays_only_where_its_gradient_is_a_product() -> None:
+    x = md.masked_tensor(torch.ones(2), torch.tensor([True, False]))
+    w = torch.ones(2, requires_grad=True)
+
+    def nodes_of(result: Any) -> list[str]:
+        (node, _), *_ = result.grad_fn.next_functions
+        return [type(below).__name__ for below, _ in node.next_functions if below is not None]
+
+    assert nodes_of(x + w) == ["AccumulateGrad"]
+    assert "BesideBackward" in nodes_of(x * w)
+
+
 def test_what_is_reached_elsewhere_gets_its_gradient() -> None:
     """A gradient that arrives keeps its NaN, as torch's does: only what nothing reaches is left out."""
     x = torch.tensor([0.0, 2.0], requires_grad=True)
