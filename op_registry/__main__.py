@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--dtype", help="dtypes, separated by commas; or 'preferred', or 'all'")
     check.add_argument("--mode", action="append", choices=MODES, help="the mode that P7 compares with eager")
     check.add_argument(
-        "--storage", action="append", help="a storage for P4, P3 and P5, also one registered by an --import"
+        "--storage", action="append", help="a storage for P4, P3, P5 and later, also one registered by an --import"
     )
     check.add_argument("--seed", type=int, default=0)
     check.add_argument("--tier", choices=tuple(TIERS), default="quick")

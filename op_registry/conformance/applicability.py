@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from torch._ops import OpOverload
 
 from op_registry.conformance import plain_torch, stated_dims
+from op_registry.conformance.masked_later import A_PLAIN_RESULT, NO_OPERAND
 from op_registry.conformance.own_operators import OwnForm, RegisteredOperator
 from op_registry.conformance.sample import Operator
 from op_registry.conformance.samples import (
@@ -37,6 +38,9 @@ def exemption(operator: Operator, law: str, seed: int = 0, silences: Mapping[str
         return "its rule refuses every masked input"
     if law == "P5":
         return _no_derivative(operator, seed)
+    if law == "later":
+        nothing = [why for why in silences or () if why in (NO_OPERAND, A_PLAIN_RESULT)]
+        return _no_derivative(operator, seed) or next(iter(nothing), None)
     if law == "P6":
         return _no_view(operator)
     if law == "P9":

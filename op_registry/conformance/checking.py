@@ -11,7 +11,7 @@ from op_registry.conformance.samples import operators_of
 from op_registry.conformance.trials import ALL_LAWS, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 
-# The storages on which we test P3 and P5 besides dense: one stores single elements, one stores blocks.
+# The storages on which we test P3, P5 and "later" besides dense: one stores single elements, one stores blocks.
 ALSO_STORED = ("csr", "bsr")
 
 
@@ -30,7 +30,7 @@ def check(
     op            the operator; for another library's operator, this runs every overload that has a rule, and its
                   in-place and out= forms
     subject       the masked tensor to test (see :func:`find_subject`)
-    laws          P1 to P9, and "dims"; the verdict says which of them don't apply to the operator
+    laws          P1 to P9, "dims" and "later"; the verdict says which of them don't apply to the operator
     most          the most samples of each operator, chosen for as many kinds of call as possible; None runs them all
     allow         laws that may be undecided, each with the reason: ``allow={"P7": "it has no fake implementation"}``
     allow_broken  laws that may be broken, each with the reason; to except single trials, use ``rule.gap``

@@ -88,8 +88,7 @@ def _is_derivative_of_its_values(trial: Trial) -> None:
     """P5 of a call that plain torch cannot differentiate: a rule that has a gradient has that of its own values."""
     why = plain_torch.derivative(trial.sample, trial.seed).why
     none = NotAsked(f"no derivative: {why}")
-    asked = trial.sample.differentiable and trial.partial and plain_torch.says_that_there_is_none(why)
-    if not (asked and _is_of_another_library(trial)):
+    if not (trial.partial and only_its_rule_may_have_one(trial)):
         raise none
     try:
         first = derivatives_or_refusal(trial)[0]
@@ -104,6 +103,13 @@ def _is_derivative_of_its_values(trial: Trial) -> None:
     for position, (gradient, mask) in enumerate(zip(first, trial.masks, strict=True)):
         masked_like_its_tensor(f"the rule's gradient {position}", gradient, mask)
     _against_differences(trial, first)
+
+
+def only_its_rule_may_have_one(trial: Trial) -> bool:
+    """Whether the operator is another library's, without a derivative: the formula of its rule may have one."""
+    why = plain_torch.derivative(trial.sample, trial.seed).why
+    none = trial.derivative_order == 0 and trial.sample.differentiable and plain_torch.says_that_there_is_none(why)
+    return none and _is_of_another_library(trial)
 
 
 def _is_of_another_library(trial: Trial) -> bool:

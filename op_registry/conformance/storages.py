@@ -22,7 +22,7 @@ from op_registry.errors import MaskedSemanticsError
 
 def layouts_agree(trial: Trial, storage: str) -> None:
     """P4: results and gradients equal those of dense storage, with NaN in every stored invalid element."""
-    _check_storage_applies(trial, storage)
+    check_storage_applies(trial, storage)
     dense = trial.once("on dense storage", _on_dense_storage)
     trial.subject.densified()  # forget earlier conversions
     stored = outcome_with_gradients(trial, "nan", storage)
@@ -36,7 +36,7 @@ def non_interference(trial: Trial, storage: str) -> None:
     """P3: the same bits and errors whatever the stored invalid elements hold, and those of dense storage."""
     if not trial.partial:
         raise NotAsked("nothing is invalid")
-    _check_storage_applies(trial, storage)
+    check_storage_applies(trial, storage)
     fills = fills_for(trial)
     first, second = fills[0], fills[len(fills) // 2]
     run_with_first = functools.partial(outcome_with_gradients, trial, first, storage, explicit_invalid=True)
@@ -56,7 +56,7 @@ def gradients_agree(trial: Trial, storage: str) -> None:
     """P5: gradients of first and second order are those of dense storage, which P5 compares with the oracle."""
     if trial.derivative_order == 0:
         raise NotAsked(f"no derivative: {plain_torch.derivative(trial.sample, trial.seed).why}")
-    _check_storage_applies(trial, storage)
+    check_storage_applies(trial, storage)
     dense = trial.once("derivatives on dense storage", derivatives_or_refusal)
     stored = derivatives(trial, storage)
     for order, mine, theirs in zip(("gradient", "second-order gradient"), stored, dense, strict=True):
@@ -66,7 +66,7 @@ def gradients_agree(trial: Trial, storage: str) -> None:
             raise Broken(f"stored as {storage}: only one of this storage and dense storage has a {order}")
 
 
-def _check_storage_applies(trial: Trial, storage: str) -> None:
+def check_storage_applies(trial: Trial, storage: str) -> None:
     """NotAsked if no tensor fits the storage or, for "csr_first" and its like, only one (then "csr" tests the same)."""
     layout, only_first = storage_of(storage)
     if trial.once(f"tensors stored as {layout}", lambda trial: _tensors_stored(trial, layout)) < 1 + only_first:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch._ops import OpOverload
 
-from op_registry.conformance import closed, gradients, laws, modes, stated_dims, storages
+from op_registry.conformance import closed, gradients, laws, masked_later, modes, stated_dims, storages
 from op_registry.conformance.applicability import exemption
 from op_registry.conformance.gap_tracker import GapTracker
 from op_registry.conformance.gaps import gaps_of
@@ -59,15 +59,17 @@ LAWS: dict[str, Law] = {
     "P5": gradients.gradients_are_derivatives,
     "P6": modes.views_alias,
     "P8": closed.closed_or_refused,
+    "later": masked_later.nothing_comes_back,
 }
 # The laws that we test on storages other than dense.
 STORED: dict[str, Callable[..., None]] = {
     "P3": storages.non_interference,
     "P4": storages.layouts_agree,
     "P5": storages.gradients_agree,
+    "later": masked_later.nothing_comes_back,
 }
 MODES = ("aot_eager", "aot_eager_dynamic", "inductor", "inductor_dynamic")
-ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "dims")
+ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "dims", "later")
 # The storages that P4 compares with dense: of every masked tensor, or with "_first" of the first one only.
 STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "time_first_packed", "csr_first", "packed_first")
 
@@ -96,7 +98,7 @@ class Settings:
     dtypes: str = "preferred"
     modes: tuple[str, ...] = ("aot_eager",)
     storages: tuple[str, ...] = STORAGES
-    # The storages on which P3 and P5 run in addition to dense (or instead of it, where `dense` is False).
+    # The storages on which P3, P5 and "later" run in addition to dense (or instead of it, where `dense` is False).
     also_stored: tuple[str, ...] = ()
     dense: bool = True
     seed: int = 0
@@ -115,7 +117,7 @@ class Settings:
 
 def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dtype]:
     """The dtypes in which a law is tested."""
-    if law == "P5":
+    if law in ("P5", "later"):
         return [operator.gradient_dtype] if operator.gradient_dtype is not None else []
     if law == "P7" and not operator.leading:
         return []
@@ -133,7 +135,7 @@ def kinds_of(law: str, settings: Settings, stored: bool = False, whole: bool = F
     stored  whether on storages other than dense
     whole   whether to use the masks of WANTED_WHOLE
     """
-    key = "P4" if stored else law
+    key = "P4" if stored and law != "later" else law
     wanted = (WANTED_WHOLE if whole else WANTED).get(key, tuple(DESCRIPTIONS))
     return [kind for kind in settings.masks if kind in wanted]
 
@@ -147,6 +149,7 @@ WANTED: dict[str, tuple[str, ...]] = {
     "P6": ("unstored", "half", "empty", "broadcast"),
     "P7": ("half", "half_first", "slices"),
     "P8": ("half", "half_first", "half_others", "slices", "empty"),
+    "later": masked_later.KINDS,
 }
 # For calls without a valid result under P7's kinds: operators on whole matrices, if each matrix has a hole under them.
 LAST_RESORTS = (ONE_HOLE, "stored")
@@ -358,7 +361,7 @@ def _try_law(
 
 
 def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option | None, Law]]:
-    """The checks of a law: P4 one for each storage, P3 and P5 for dense and some other storages, P7 for each mode."""
+    """The checks of a law: P4 one for each storage, P3, P5 and "later" for dense and some others, P7 for each mode."""
     if law == "P7":
         return [(("--mode", m), functools.partial(modes.modes_agree, mode=m)) for m in settings.modes]
     on_dense = law in LAWS and (settings.dense or law not in STORED)

@@ -35,6 +35,7 @@ NAMES = {
     "P7": "the same compiled",
     "P8": "masked results, or a refusal that names the operator",
     "P9": "a padded batch is its samples",
+    "later": "what is masked later gets nothing back",
     "dims": "dimensions are as the rule states them",
 }
 # How many failures of one law a verdict prints.

@@ -46,7 +46,7 @@ def instantiate(
 
     rules    rules, or operators that have one: overloads, packets, names; their in-place and out= forms are included. A
              module stands for every rule that is a global variable of it
-    laws     any of P1 to P9, and "dims"
+    laws     any of P1 to P9, "dims" and "later"
     layouts  "dense", storages of the subject (by default all of these), or a registered layout of your own. P3, P4 and
              P5 run in each of them, the other laws in "dense"
     dtypes   names; by default float32 if the operator takes it, and float64 for derivatives (P5)

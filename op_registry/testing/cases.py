@@ -18,7 +18,7 @@ from op_registry.conformance.verdict import Answer, answer_of
 from op_registry.rule import Rule
 from op_registry.testing.device import subject_on
 
-# The layout in which every law but P4 is tested; P3, P4 and P5 are tested in the others too.
+# The layout in which every law but P4 is tested; P3, P4, P5 and "later" are tested in the others too.
 DENSE = "dense"
 # The modes that P7 compares with eager.
 MODES = ("aot_eager",)

@@ -35,7 +35,7 @@ EAGER = "masked_dispatch.conformance_subject:eager"
 MOST = int(os.environ.get("CONFORMANCE_MOST", "1"))
 LAWS = Settings(
     subject=EAGER,
-    laws=("P1", "P2", "P3", "P5", "P6", "P8", "P9", "dims"),
+    laws=("P1", "P2", "P3", "P5", "P6", "P8", "P9", "dims", "later"),
     most=MOST,
     masks=("unstored", "half", "slices", ONE_HOLE) if MOST == 1 else KINDS,
 )

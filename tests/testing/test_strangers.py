@@ -99,7 +99,7 @@ def test_every_law_holds_in_every_storage(name: str) -> None:
     verdict = Verdict((report,))
     assert verdict, str(verdict)
     decisions = {answer.law: answer.decision for answer in verdict.answers}
-    assert decisions == dict.fromkeys(("P1", "P2", "P3", "P4", "P5", "P7", "P8", "P9", "dims"), "holds") | {
+    assert decisions == dict.fromkeys(("P1", "P2", "P3", "P4", "P5", "P7", "P8", "P9", "dims", "later"), "holds") | {
         "P6": "does not apply"
     }
     # Stored densely is a sparse parameter of dense rows alone.
