@@ -48,14 +48,13 @@ from masked_dispatch.dispatch.run_rule import (
 )
 from masked_dispatch.dispatch.sparse import lowered, lowered_by
 from masked_dispatch.dispatch.steps import run_in_steps
-from masked_dispatch.dispatch.views import strided_view_below, view_below, view_kernel
+from masked_dispatch.dispatch.views import metadata_kernel, strided_view_below, view_below, view_kernel
 from masked_dispatch.dispatch.writes import (
     assign_below,
     change_metadata_below,
     factory_out_kernel,
     filling_kernel,
     inplace_kernel,
-    metadata_kernel,
     out_kernel,
     resizing_kernel,
     update,

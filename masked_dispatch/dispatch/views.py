@@ -15,6 +15,7 @@ from torch.autograd.graph import Node
 from masked_dispatch.autograd.dense import checked_validity, data_under, masked_gradient, unwrap
 from masked_dispatch.autograd.reached import carry, moved_back_by_view, what_views_reached
 from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.dispatch.overlays import remember_overlays
 from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse import lowered
 from masked_dispatch.engine_internals import called_by_functorch
@@ -64,8 +65,25 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
         view = redispatch(op, keyset, args, kwargs)
         first = view[0] if isinstance(view, (list, tuple)) and view else view
         if isinstance(first, Tensor) and first.requires_grad and first.grad_fn is not None:
-            differentiate_on_plain(first.grad_fn, base, view if isinstance(view, (list, tuple)) else [view])
+            views = view if isinstance(view, (list, tuple)) else [view]
+            differentiate_on_plain(first.grad_fn, shared_validity(base), views)
         return view
+
+    return kernel
+
+
+def metadata_kernel(op: OpOverload) -> Kernel:
+    """In-place forms that only change shape or strides (transpose_, squeeze_ …); autograd handles them as in torch."""
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        tensor = args[0]
+        recorded = not under_transform() and tensor.requires_grad and torch.is_grad_enabled() and not tensor._is_view()
+        before = shared_validity(tensor) if recorded else None
+        result = redispatch(op, keyset, args, kwargs)
+        if recorded and not isinstance(tensor, SparseMaskedTensor):
+            differentiate_on_plain(tensor.grad_fn, before, [tensor])
+        remember_overlays(tensor)
+        return result
 
     return kernel
 
@@ -81,9 +99,9 @@ def view_of_sparse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) 
     return result
 
 
-def differentiate_on_plain(node: Node, base: MaskedTensor, views: Sequence[MaskedTensor]) -> None:
-    """Let the node of `views` of `base` run its formula on plain gradients."""
-    gradients = PlainGradients(shared_validity(base), [shared_validity(view) for view in views])
+def differentiate_on_plain(node: Node, of_base: Tensor | None, views: Sequence[MaskedTensor]) -> None:
+    """Let the node of `views` of a base with this validity run its formula on plain gradients."""
+    gradients = PlainGradients(of_base, [shared_validity(view) for view in views])
     node.register_prehook(gradients.to_plain)
     node.register_hook(gradients.to_masked)
 

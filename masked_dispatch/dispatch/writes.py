@@ -469,17 +469,6 @@ def data_of(tensor: Tensor) -> Tensor:
     return tensor._data if isinstance(tensor, MaskedTensor) else tensor
 
 
-def metadata_kernel(op: OpOverload) -> Kernel:
-    """In-place forms that only change shape or strides (transpose_, squeeze_ …); autograd handles them as in torch."""
-
-    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        result = redispatch(op, keyset, args, kwargs)
-        remember_overlays(args[0])
-        return result
-
-    return kernel
-
-
 def change_metadata_below(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> MaskedTensor:
     """Apply transpose_ and similar operators to the data, the expanded validity and the wrapper."""
     tensor: MaskedTensor = args[0]

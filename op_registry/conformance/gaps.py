@@ -30,6 +30,7 @@ _POSITIONS = (
 _UNKNOWN_START = (
     "a start that is known only at run time gives data and mask unbacked sizes, which the compiler cannot prove equal"
 )
+_ON_PLAIN = "torch's algorithm runs on the data of a valid matrix, and plain operators multiply 0 by infinity"
 _COMPLEX = ("complex64", "complex128")
 _PHASE = "complex singular vectors are defined up to a phase, on which result and derivative depend"
 _NO_FREEDOM = (
@@ -87,6 +88,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
         name: (
             Gap("P2", _PHASE, "complex64"),
             *((Gap("P2", _PHASE, "complex128 sample 1 half_first"),) if name == "pca_lowrank" else ()),
+            Gap("later", _ON_PLAIN, "unstored"),
             # torch refuses to differentiate a sum over the vectors if the product has no invalid element.
             *(Gap("P3", _PHASE, f"{d} {masks}") for d in _COMPLEX for masks in ("half_first", "half_others")),
         )

@@ -41,6 +41,8 @@ BY_ELEMENTS: dict[str, Function] = {
     "reshaped": lambda x: x.reshape(-1) * 2,
     "flattened view": lambda x: (x * 1).view(2, 6).flatten(),
     "unbound": lambda x: torch.stack([row * n for n, row in enumerate(x.unbind(0), 1)]),
+    "transposed in place": lambda x: (x * 2).t_().exp(),
+    "unsqueezed in place": lambda x: x.exp().unsqueeze_(0).squeeze_(0),
     "split": lambda x: torch.cat([part.exp() for part in x.split(1)]),
     "selected": lambda x: x[1:, ::2] * 2,
     "row": lambda x: x[1].exp(),
@@ -198,7 +200,7 @@ BESIDE: dict[str, Callable[[Any, Tensor], Any]] = {
     "quotient": lambda x, w: x / w,
     "power": lambda x, w: w ** (x / 4),
     "square root of squares": lambda x, w: torch.hypot(x - x, w),
-    "product with an infinity": lambda x, w: (x * (w.detach() > 0)).log() * w,
+    "product with an infinity": lambda x, w: (x * (w.detach() > 0)).log() * w * w,
     "twice": lambda x, w: torch.addcdiv(x, x, w) + x / w,
     "through another operator": lambda x, w: (x / (2 * w)).exp(),
 }
