@@ -88,7 +88,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
         name: (
             Gap("P2", _PHASE, "complex64"),
             *((Gap("P2", _PHASE, "complex128 sample 1 half_first"),) if name == "pca_lowrank" else ()),
-            Gap("later", _ON_PLAIN, "unstored"),
+            Gap("later", _ON_PLAIN),
             # torch refuses to differentiate a sum over the vectors if the product has no invalid element.
             *(Gap("P3", _PHASE, f"{d} {masks}") for d in _COMPLEX for masks in ("half_first", "half_others")),
         )
