@@ -54,6 +54,8 @@ def _check(trial: Trial, storage: str | None) -> None:
         raise NotAsked(NO_OPERAND)
     if any(subject.observe(result)[1] is None for result in results):
         raise NotAsked(A_PLAIN_RESULT)
+    if not any(subject.observe(result)[0].numel() for result in results):
+        raise NotAsked("the results have no elements that a mask could leave out")
     losses = [_left_out(subject, r, storage) for r in results if subject.requires_grad(r)]
     gradients = gradients_of(subject, observed(subject, losses), values)
     for position, (gradient, own) in enumerate(zip(gradients, masked, strict=True)):
