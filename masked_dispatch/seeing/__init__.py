@@ -10,6 +10,7 @@ page.py       a trace as a page of HTML
 event.py      a call as an audit checks it, and notes on tensors
 checks.py     what an audit looks for in each call
 lost_rows.py  states and rows that become invalid
+pruned.py     outputs without a valid weight, whose bias is lost
 sizes.py      numbers from sizes of a padded batch, with what each sample alone would have
 samples_alone.py  what becomes of tensors that are cut or made by such numbers
 placed.py     numbers from sizes that place coordinates, padding or an index

@@ -40,6 +40,11 @@ KINDS = {
         "row",
         "pad the samples to the window, F.pad(x, (0, k)); or pool over all of a sample, x.amax(dim)",
     ),
+    "pruned output": Kind(
+        "all weights of an output are invalid, so that its bias is lost and it is invalid in every sample",
+        "output",
+        "if pruned weights are zeros, write them, weight.to_tensor(0.); or give the outputs a value, y.to_tensor(0.)",
+    ),
     "valid padding": Kind(
         "padding became valid",
         "element",
@@ -194,6 +199,7 @@ def audit() -> Iterator[Audit]:
                        an invalid value broadcast over a row
     "window too long"  a window that is longer than a sample leaves it no position: ``F.max_pool1d(x, x.shape[-1])``
     "stacked state"    a carried state was stacked with a step past the end: ``h = torch.stack([x[:, t], h]).sum(0)``
+    "pruned output"    all weights of an output are invalid, and so is the output: ``linear(x)`` without its bias
     "valid padding"    padding became valid: after `without_extent`, in a plain buffer, or after `to_tensor` and reduced
     "mask dropped"     an assignment to a plain tensor skipped what is invalid, and :func:`updates` doesn't allow it
     "batch end"        an end of the batch, ``x[:, -1]``, taken where shorter samples have padding

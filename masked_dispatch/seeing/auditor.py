@@ -24,6 +24,7 @@ from masked_dispatch.seeing.checks import (
 )
 from masked_dispatch.seeing.event import Check, Event, Found, Line, Taken, can_be_read, valid_of
 from masked_dispatch.seeing.lost_rows import LostStates, one_for_many
+from masked_dispatch.seeing.pruned import PrunedOutputs
 from masked_dispatch.seeing.recorder import Open, Recorder, leaves, tensors_of
 from masked_dispatch.seeing.samples_alone import SamplesAlone
 from masked_dispatch.seeing.sizes import Followed, numbers_in, plain_number, size_read, with_each
@@ -42,7 +43,7 @@ class Auditor(Recorder):
         super().__init__()
         self.found = found
         self._states, self._factors, self._sums = LostStates(self.calls), Factors(), DividedSums()
-        self._alone, self._nothing = SamplesAlone(), NumbersOfNothing()
+        self._alone, self._nothing, self._pruned = SamplesAlone(), NumbersOfNothing(), PrunedOutputs()
         self._checks: tuple[Check, ...] = (
             one_for_many, windows_too_long, ValidPadding(), batch_ends, tables_on_the_grid, rows_left_out,
             self._factors, self._sums,
@@ -68,6 +69,8 @@ class Auditor(Recorder):
             line = caller_line(_through(event))
             self._states.note(event, line)
             counted = list(self._nothing(event))
+            if pruned := list(self._pruned(event)):
+                self._add(pruned, caller_line(_LAYERS))
             if line is not None:
                 self._add(counted, line)
                 for check in self._checks:
@@ -129,10 +132,10 @@ class Auditor(Recorder):
         if function in _DIVISIONS and isinstance(args[0], Tensor):
             self._add([Found("divided by size", self._sums.divided(args[0], plain_number(args[1])))], line)
 
-    def _add(self, found: Iterable[Found], line: Line, text: str = "", calls: int = 1) -> None:
+    def _add(self, found: Iterable[Found], line: Line | None, text: str = "", calls: int = 1) -> None:
         for one in found:
             kind, count = one.kind, one.count
-            if count == 0:
+            if count == 0 or line is None:
                 continue
             key = (kind, line, text if kind == "batch end" else "")
             before, earlier = self.found.get(key, (0, 0))
@@ -158,6 +161,8 @@ class Functions(TorchFunctionMode):
         return self._auditor.called(func, args, kwargs or {})
 
 
+# Modules of torch in which a layer of the caller's computes.
+_LAYERS = ("torch.nn.", "torch.functional", "torch._jit_internal")
 # Modules of torch with functions in Python, which show themselves to a mode when they are called.
 _FUNCTIONS = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
 _SIZES = {"size", "numel", "nelement"}

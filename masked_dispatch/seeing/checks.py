@@ -69,20 +69,12 @@ class ValidPadding:
 
         if event.name in ("select", "slice") and _cuts_positions(event, self._dropped.get(event.operands[0].tensor)):
             return None  # of ends of the batch nobody is to be warned again
-        devices = {t.tensor.device for t in event.operands if t.tensor.device.type == "cuda"}
-        try:
-            with torch.random.fork_rng(devices=devices):
-                result = event.op(**{name: self._put_back(value) for name, value in event.named.items()})
-        except (RuntimeError, ValueError, TypeError):
-            return None
-        first = result[0] if isinstance(result, (list, tuple)) else result
-        return first if isinstance(first, MaskedTensor) else None
+        padded = event.again(self._put_back)
+        return padded if isinstance(padded, MaskedTensor) else None
 
-    def _put_back(self, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [self._put_back(item) for item in value]
-        extent = self._dropped.get(value) if isinstance(value, Tensor) else None
-        return value if extent is None else _with_extent(value, extent)
+    def _put_back(self, tensor: Tensor) -> Tensor | None:
+        extent = self._dropped.get(tensor)
+        return None if extent is None else _with_extent(tensor, extent)
 
 
 def _said_by(x: MaskedTensor) -> Extent:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -41,7 +42,7 @@ class Line(NamedTuple):
     number: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Taken:
     """A tensor argument, with its mask before the call."""
 
@@ -99,11 +100,37 @@ class Event:
     def dim_in_result(self, taken: Taken, dim: int, number: int) -> int | None:
         """The dimension of a result that is this one of an operand (of numbers, the first); None if nobody knows."""
         ndim = self.results[number].ndim
-        if self.labels is None or not ndim or not self.dims:
+        results = () if self.labels is None else self.labels.results
+        if self.name == "einsum":
+            results = (self.named["equation"].replace(" ", "").partition("->")[2],)
+        if not any(results) or not ndim or not self.dims:
             return dim if ndim == taken.tensor.ndim else None
         label = self.dims[next(i for i, t in enumerate(self.operands) if t is taken)][dim : dim + 1]
-        labels = self.labels.results[number] if number < len(self.labels.results) else ()
+        labels = results[number] if number < len(results) else ()
         return next((d for d, other in enumerate(labels) if (other,) == tuple(label)), None)
+
+    def again(self, instead: Callable[[Tensor], Tensor | None]) -> Tensor | None:
+        """The first result of the call with other tensors `instead`, None for the same; None if that is refused.
+
+        The same are copies: the call may write to them, as to running statistics.
+        """
+
+        def given(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return [given(item) for item in value]
+            if not isinstance(value, Tensor):
+                return value
+            other = instead(value)
+            return value.clone() if other is None else other
+
+        devices = {t.tensor.device for t in self.operands if t.tensor.device.type == "cuda"}
+        try:
+            with torch.random.fork_rng(devices=devices):
+                result = self.op(**{name: given(value) for name, value in self.named.items()})
+        except (RuntimeError, ValueError, TypeError):
+            return None
+        first = result[0] if isinstance(result, (list, tuple)) else result
+        return first if isinstance(first, Tensor) else None
 
     @property
     def masked(self) -> list[Taken]:

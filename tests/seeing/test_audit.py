@@ -259,6 +259,16 @@ def test_padding_that_becomes_valid() -> None:
     assert found_in(lambda: F.dropout(batch(2).without_extent().transpose(1, 2) * 2, 0.5).sum(1)) == []
 
 
+def test_asking_again_writes_nothing() -> None:
+    """Statistics are those of one step, though the call is made a second time, with the extent."""
+    mean, expected = torch.zeros(2), torch.zeros(2)
+    with md.audit():
+        x = batch(2).without_extent().transpose(1, 2)
+        torch.batch_norm(x, None, None, mean, torch.ones(2), True, 0.1, 1e-5, False)
+    torch.batch_norm(x, None, None, expected, torch.ones(2), True, 0.1, 1e-5, False)
+    assert torch.equal(mean, expected)
+
+
 def test_a_window_over_padding_that_counts_as_missing() -> None:
     weight = torch.ones(1, 1, 3)
     with md.windows("missing"):
