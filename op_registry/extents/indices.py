@@ -25,6 +25,7 @@ from op_registry.extents.factors import (
     Extent,
     Factor,
     factors_of,
+    first_known,
     is_prefix,
     made_of,
     narrowed,
@@ -46,7 +47,7 @@ from op_registry.extents.follow import (
 from op_registry.extents.regroup import carried
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import may_be_read
+from op_registry.records.tracing import being_traced, may_be_read, recording
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Run, packet_name
 from op_registry.sparse.permuted import AnyRecord
@@ -198,16 +199,17 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
         raise refuse(call, "bounds from the end are each sample's own in views alone: write x[:, a:-b] = value")
     result: Dense = call.applied(run)
     others = {n: r for n, r in records.items() if n != first and r.extent is not None and r.extent.factors}
+    own: Sequence[Factor] = factors_of(record)
     if call.rule.category is ASSIGNMENT:
         if record.extent is not None and any(name.startswith("ind") for name in others):
-            _check_written(call, first)
+            own = _known_of_target(call, first)
         for name in others:
             if not name.startswith("ind"):
                 if any_stored(call):
                     raise NotLowered("a source with positions of its own is written on dense storage")
                 result = _from_what_is_there(call, first, name, result)
     sizes, dims = sizes_of(call, labels), labels.results[0]
-    found = [list(factors_of(record))]
+    found = [list(own)]
     for name, other in others.items():
         if isinstance(call.rule.dims, View):
             found.append([_of_a_part(call, first, name, f, labels) for f in factors_of(other)])
@@ -288,16 +290,38 @@ def _check_counts(call: Bound, labels: Labels, records: Mapping[str, Dense]) -> 
                     )
 
 
-def _check_written(call: Bound, first: str) -> None:
-    """Refuse an index that knows its own positions, and names some at which the target has none."""
+def _known_of_target(call: Bound, first: str) -> Sequence[Factor]:
+    """What is known of the target of an index that knows its own positions.
+
+    A buffer that nobody has written has the positions that the index names, if it names one for each of its own: so the
+    inverse of an order is the sample's own. Else, an index that names some at which the target has none is refused.
+    """
     target = call.tensors[first]
-    if isinstance(target, Dense):
-        why = (
-            "its index names positions that the tensor does not have: a sample's positions are counted in the batch "
-            "there, and the tensor has others (as the results of argsort have, of samples that do not begin at index "
-            "0; see masked_dispatch.align)"
-        )
-        check_holds(~_where_written(call, first) | there(target).bool(), refuse(call, why))
+    if not isinstance(target, Dense):
+        return factors_of(target)
+    is_written = _where_written(call, first)
+    inside = ~is_written | there(target).bool()
+    read = not (being_traced(inside) or recording())
+    if read and not bool(inside.all()) and _is_unwritten(target) and _names_all(call, first):
+        along = [without_order(a) for a in first_known(factors_of(target))]
+        return [Factor(tuple(along), narrowed(as_int8(is_written), along))]
+    why = (
+        "its index names positions that the tensor does not have: a sample's positions are counted in the batch there, "
+        "and the tensor has others (as the results of argsort have, of samples that do not begin at index 0; see "
+        "masked_dispatch.align). A buffer that nobody has written takes them, torch.empty_like(index)"
+    )
+    check_holds(inside, refuse(call, why))
+    return factors_of(target)
+
+
+def _is_unwritten(target: Dense) -> bool:
+    return target.validity is not None and not bool(as_bool(target.validity).any())
+
+
+def _names_all(call: Bound, first: str) -> bool:
+    """Whether indices are valid wherever they are there."""
+    indices = [r for name, r in records_of(call).items() if name != first and name.startswith("ind")]
+    return all(bool((as_bool(r.full_validity) | ~there(r).bool()).all()) for r in indices if r.validity is not None)
 
 
 def _from_what_is_there(call: Bound, first: str, name: str, result: Dense) -> Dense:

@@ -99,9 +99,36 @@ def test_the_inverse_of_an_order(make: Callable[[Tensor], Tensor]) -> None:
         inverse = make(order)
         inverse.scatter_(1, order, torch.arange(4).expand(2, 4))
         assert inverse.compressed().tolist() == [2, 0, 1, 1, 0]
-    left = md.padded(md.masked_tensor(torch.tensor([[0, 5.0, 3, 4], [0, 0, 9, 8]]), there.flip(1)))
+
+
+LEFT = torch.tensor([[0, 1, 1, 1], [0, 0, 1, 1]]).bool()
+WAYS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "scatter_": lambda inverse, order: inverse.scatter_(1, order, torch.arange(4).expand(2, 4)),
+    "indices": lambda inverse, order: inverse.__setitem__((torch.arange(2)[:, None], order), torch.arange(4)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_inverse_of_an_order_of_samples_that_begin_later(way: str) -> None:
+    """Nobody has written the buffer, so its positions are those that the order names: none is lost."""
+    left = md.padded(md.masked_tensor(torch.tensor([[0, 5.0, 3, 4], [0, 0, 9, 8]]), LEFT))
     order = left.argsort(1)
-    with pytest.raises(MaskedSemanticsError, match="its index names positions that the tensor does not have"):
-        make(order).scatter_(1, order, torch.arange(4).expand(2, 4))
-    with pytest.raises(MaskedSemanticsError, match="its index names positions that the tensor does not have"):
-        make(order)[torch.arange(2)[:, None], order] = 1
+    inverse = torch.empty_like(order)
+    WAYS[way](inverse, order)
+    assert inverse.compressed().tolist() == [2, 0, 1, 1, 0]
+    assert torch.equal(inverse.extent, LEFT)
+    assert torch.equal(left.sort(1).values.gather(1, inverse).to_tensor(0.0), left.to_tensor(0.0))
+    with pytest.raises(MaskedSemanticsError, match=r"names positions that the tensor does not have.*empty_like"):
+        WAYS[way](torch.zeros_like(order), order)
+    written = torch.empty_like(order)
+    written[0, 0] = 5
+    with pytest.raises(MaskedSemanticsError, match=r"names positions that the tensor does not have.*empty_like"):
+        WAYS[way](written, order)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_order_of_missing_values_names_no_position_for_them(way: str) -> None:
+    hole = torch.tensor([[0, 1, 0, 1], [0, 0, 1, 1]]).bool()
+    order = md.padded(md.masked_tensor(torch.tensor([[0, 5.0, 3, 4], [0, 0, 9, 8]]), hole), LEFT).argsort(1)
+    with pytest.raises(MaskedSemanticsError, match=r"names positions that the tensor does not have"):
+        WAYS[way](torch.empty_like(order), order)

@@ -34,7 +34,7 @@ SIZES = {
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 ENCODER = SIZES | NO_DROPOUT
 DECODER = SIZES | {"num_key_value_heads": 1}
-# The kernel that multiplies by one matrix an expert takes no float64.
+# The kernel that multiplies by one matrix an expert takes no float64: see `by_grouped_products`.
 EXPERTS = DECODER | {"num_experts_per_tok": 2, "output_router_logits": True, "experts_implementation": "eager"}
 
 
@@ -121,6 +121,15 @@ FAMILIES = {
         | {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 2},
     ),
 }
+
+
+def by_grouped_products(name: str) -> Any:
+    """A mixture of experts in float32, by one product of all groups of rows, as transformers computes it by itself."""
+    model, config, arguments = FAMILIES[name]
+    sizes = {"intermediate_size": 32}
+    if name == "Qwen2-MoE":
+        sizes |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    return Family(model, config, {**arguments, **sizes, "experts_implementation": "grouped_mm"}).build().float()
 
 
 @dataclass

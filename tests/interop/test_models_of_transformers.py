@@ -11,13 +11,19 @@ import masked_dispatch as md
 from masked_dispatch import interop
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from families_of_transformers import FAMILIES, alone, masked  # noqa: E402 - it needs transformers
+from families_of_transformers import FAMILIES, alone, by_grouped_products, masked  # noqa: E402 - it needs transformers
 
 
 @pytest.mark.parametrize("name, side", [("BERT", "right"), ("OPT", "left")])
 def test_a_batch_gives_what_its_samples_give(name: str, side: str) -> None:
     model = FAMILIES[name].build()
     assert masked(model, side).difference(alone(model)) < 1e-6
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_mixture_of_experts_by_grouped_products(side: str) -> None:
+    model = by_grouped_products("Mixtral")
+    assert masked(model, side).difference(alone(model)) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])

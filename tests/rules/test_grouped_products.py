@@ -159,3 +159,67 @@ def test_torch_refuses_what_it_refuses() -> None:
         F.grouped_mm(masked(8, 16, seed=1), torch.ones(2, 16, 8), offs=torch.tensor([3, 8]))
     with pytest.raises(RuntimeError, match="Have to provide offsets"):
         F.grouped_mm(masked(8, 16, seed=1), torch.ones(2, 16, 8))
+
+
+# ------------------------------------------------------------------------------------------------- padded tokens
+
+TOKENS = {"right": [4, 2, 0, 3], "left": [4, 2, 0, 3]}
+
+
+def padded_tokens(side: str) -> md.MaskedTensor:
+    """A batch of 4 samples (4, 4, 16), NaN where none of its tokens is."""
+    there = torch.arange(4) < torch.tensor(TOKENS[side])[:, None]
+    there = there.flip(1) if side == "left" else there
+    data = torch.randn(4, 4, 16, generator=torch.Generator().manual_seed(4))
+    data = torch.where(there[..., None], data, torch.nan)
+    return md.padded(md.masked_tensor(data, there[..., None].expand(4, 4, 16)))
+
+
+def experts(x: Tensor, w: Tensor, chosen: Tensor) -> Tensor:
+    """Each token (R, 16) times the matrix that is chosen for it, as mixtures of experts compute it."""
+    ordered, order = torch.sort(chosen)
+    counts = torch.histc(ordered.float(), bins=len(w), min=0, max=len(w) - 1)
+    y = F.grouped_mm(x[order], w, offs=counts.cumsum(0, dtype=torch.int32))
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order))
+    return y[back]
+
+
+@pytest.mark.parametrize("side", TOKENS)
+def test_padded_tokens_are_the_loop_over_tokens(side: str) -> None:
+    x = padded_tokens(side).requires_grad_()
+    w = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    chosen = torch.randint(3, (16,), generator=torch.Generator().manual_seed(6))
+    there = x.extent[..., 0]
+    masked_choice = md.padded(md.masked_tensor(chosen.view(4, 4), there)).reshape(-1)
+    y = experts(x.reshape(16, 16), w, masked_choice).reshape(4, 4, 8)
+    assert torch.equal(y.extent, there[..., None].expand(4, 4, 8))
+    assert torch.equal(y.get_mask(), y.extent)
+    tokens = x.detach().compressed().view(-1, 16).requires_grad_()
+    alone = torch.stack([token @ w[n] for token, n in zip(tokens, chosen[there.flatten()], strict=True)])
+    torch.testing.assert_close(y.compressed().view(-1, 8), alone)
+    weight = torch.randn(alone.shape, generator=torch.Generator().manual_seed(7))
+    mine = torch.autograd.grad((y.compressed().view(-1, 8) * weight).sum(), [x, w])
+    theirs = torch.autograd.grad((alone * weight).sum(), [tokens, w])
+    torch.testing.assert_close(mine[0].compressed(), theirs[0].flatten())
+    torch.testing.assert_close(mine[1], theirs[1])
+
+
+@pytest.mark.parametrize("side", TOKENS)
+def test_rows_of_the_batch_do_not_mix(side: str) -> None:
+    x, w = padded_tokens(side).reshape(16, 16), torch.randn(3, 16, 8)
+    y = F.grouped_mm(x, w, offs=offsets(5, 5, 16))
+    holes = x.without_extent()
+    by_loop = torch.cat([holes[:5] @ w[0], holes[5:] @ w[2]])
+    assert torch.equal(y.extent, x.extent[:, :8])
+    assert_same(y, by_loop)
+    columns = F.grouped_mm(w.mT, x.mT, offs=offsets(5, 5, 16))
+    assert_same(columns.mT, by_loop)
+    assert torch.equal(columns.extent.mT, y.extent)
+
+
+def test_sums_over_padded_tokens_are_refused() -> None:
+    """A group that has only padding would sum nothing, and be 0."""
+    x = padded_tokens("right").reshape(16, 16)
+    with pytest.raises(MaskedSemanticsError, match=r"grouped_mm: of its dimensions.*knows which of its positions"):
+        F.grouped_mm(x.mT, torch.ones(16, 8), offs=offsets(3, 16))

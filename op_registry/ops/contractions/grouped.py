@@ -14,8 +14,8 @@ from torch import Tensor
 from op_registry.authoring import (
     CONTRACTION,
     Dense,
+    Equation,
     MaskedSemanticsError,
-    Unknown,
     all_valid,
     as_int8,
     gradients_may_flow,
@@ -29,7 +29,9 @@ aten = torch.ops.aten
 
 
 @masked_rule(
-    aten._grouped_mm.default, category=CONTRACTION, dims=Unknown("matrices are cut into groups where `offs` says")
+    aten._grouped_mm.default,
+    category=CONTRACTION,
+    dims=Equation("rk,gkn,?,?->rn", "gmk,kr,?,?->mr", "gmk,gkn,?,?->gmn", scanned="r"),
 )
 def _grouped_mm(
     self: Dense,

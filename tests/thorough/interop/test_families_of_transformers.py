@@ -19,6 +19,7 @@ from families_of_transformers import (  # noqa: E402 - it needs transformers
     FAMILIES,
     Family,
     alone,
+    by_grouped_products,
     masked,
     padded_batch,
     positions_within_samples,
@@ -52,6 +53,13 @@ def test_a_batch_gives_what_its_samples_give(name: str, side: str) -> None:
         assert difference > 1000 * SAME, f"{name} is right without position_ids: take it out of the list and the recipe"
     else:
         assert difference < SAME
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_by_grouped_products(name: str, side: str) -> None:
+    model = by_grouped_products(name)
+    assert masked(model, side).difference(alone(model)) < 10 * SAME
 
 
 @pytest.mark.parametrize("name", LEFT)
