@@ -106,6 +106,7 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
         number = next(numbers)
         if not isinstance(record, RECORDS) or (len(given) == 1 and record is records[next(iter(given))]):
             return record
+        _check_sizes(call, labels, given, dims, record)
         found = together(carried_from(dims, record))
         if made:  # it is valid everywhere, or nowhere, whatever was read
             return with_factors(record, found, is_all_valid(record), grows, whole=True)
@@ -129,6 +130,16 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
         return with_factors(record, found, padded=False)
 
     return for_each_result(result, labels.results, of_result)
+
+
+def _check_sizes(call: Bound, labels: Labels, given: Given, dims: Sequence[Dimension], result: AnyRecord) -> None:
+    """Refuse another number of samples, each of which has positions of its own: windows over them, a transform."""
+    sizes = dict(zip(dims, result.shape, strict=False))
+    for name, factors in given.items():
+        for d, (dim, size) in enumerate(zip(labels.operands[name], call.tensors[name].shape, strict=True)):
+            changed = dim in sizes and not known_to_hold(size == 1) and known_to_hold(sizes[dim] != size)
+            if changed and any(factor.along[d] is not None for factor in factors):
+                raise refuse(call, f"of {size} samples along dimension {d} its result has {sizes[dim]}, none of these")
 
 
 def _has_all(rule: Rule) -> bool:

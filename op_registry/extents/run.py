@@ -112,9 +112,9 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         return samples.sorted_to_the_front
     if "window" in labels.roles.values() and _has_windows_of_its_own(call, labels):
         raise refuse(call, "windows of each sample's own size would give results of other sizes")
+    if call.rule.name.startswith("unfold") and depends_at(call, labels, "window"):
+        return slices.unfolded
     if "window" in roles:
-        if call.rule.name.startswith("unfold"):
-            return slices.unfolded
         return samples.windowed
     if category is WHOLE_SLICES and roles - {None}:
         raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")

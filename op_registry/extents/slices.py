@@ -271,17 +271,24 @@ def _ends(shown: slice) -> tuple[int, int]:
 
 
 def unfolded(call: Bound, labels: Labels, run: Run) -> Outcome:
-    """Windows of a dimension as a dimension of their own: there where all positions of the window are."""
+    """Windows of a dimension as a dimension of their own: there where all positions of the window are.
+
+    Windows of samples are samples, each with its own positions.
+    """
     record = next(iter(call.tensors.values()))
     dim, size, step = call["dimension"] % record.ndim, call["size"], call["step"]
     result: Dense = call.applied(run)
-    factors = []
+    factors, hides = [], False
     for factor in factors_of(record):
         along, there = as_positions(factor.along[dim]), factor.there
         known = (*factor.along, None)
         if along is None:
             factors.append(Factor(known, there.unsqueeze(-1)))
             continue
+        if not numbers_positions(along):
+            factors.append(Factor((*factor.along, along), there.unfold(dim, size, step)))
+            continue
+        hides = True
         if not isinstance(along, Positions) or not along.contiguous or (step != 1 and not along.from_start):
             raise refuse(call, f"its windows along dimension {dim} would not be the sample's own")
         windows = as_int8(as_bool(there).unfold(dim, size, step).all(-1))
@@ -291,4 +298,4 @@ def unfolded(call: Bound, labels: Labels, run: Run) -> Outcome:
         numbered = replace(along, parts=(), nonempty=along.nonempty and keeps)
         factors.append(Factor(known, windows.unsqueeze(-1)).knowing(dim, numbered))
     assert record.extent is not None
-    return Outcome(result, Extent(tuple(factors), record.extent.is_mask), "part")
+    return Outcome(result, Extent(tuple(factors), record.extent.is_mask), "part" if hides else "kept")

@@ -268,3 +268,40 @@ def test_sources_write_what_they_have(add: bool) -> None:
         want = torch.scatter(into[n], 0, index[n, : len(sample)], sample[:, 0])
         torch.testing.assert_close(result.get_data()[n], want)
         assert bool(result.get_mask()[n].all())
+
+
+def test_windows_over_samples_are_samples() -> None:
+    """`unfold` only moves them, so each keeps its positions, and the result is a view of the batch."""
+    x, samples = batch(4, 2, 1, 3, width=1)
+    windows = x[..., 0].unfold(0, 3, 1)
+    assert windows.shape == (2, 4, 3)
+    for n in range(2):
+        same(windows[n].mT, samples[n : n + 3], lambda s: s)
+    same(windows.sum((0, 2))[None], [torch.tensor([1.0])], lambda s: windows.sum((0, 2)).get_data())
+    windows[0, 0, 1] = 7.0
+    assert x[1, 0, 0].item() == 7.0
+
+
+OVER_SAMPLES: dict[str, Callable[[Tensor], Tensor]] = {
+    "avg_pool": lambda x: F.avg_pool1d(x, 3, 1),
+    "max_pool": lambda x: F.max_pool1d(x, 2),
+    "lp_pool": lambda x: F.lp_pool1d(x, 2, 3),
+    "adaptive": lambda x: F.adaptive_avg_pool1d(x, 2),
+    "conv": lambda x: F.conv1d(x, torch.ones(1, 1, 3, dtype=x.dtype)),
+    "conv_transpose": lambda x: F.conv_transpose1d(x, torch.ones(1, 1, 3, dtype=x.dtype)),
+    "interpolate": lambda x: F.interpolate(x, scale_factor=2),
+    "pad": lambda x: F.pad(x, (1, 1)),
+    "pad by reflection": lambda x: F.pad(x, (1, 1), "reflect"),
+    "rfft": lambda x: torch.fft.rfft(x),
+    "glu": lambda x: F.glu(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore::masked_dispatch.EmptiedSampleWarning")
+@pytest.mark.parametrize("name", OVER_SAMPLES)
+def test_another_number_of_samples_is_refused(name: str) -> None:
+    x, _ = batch(4, 2, 1, 3, width=1)
+    with pytest.raises(
+        md.MaskedSemanticsError, match=r"of 4 samples along dimension 2 its result has \d, none of these"
+    ):
+        OVER_SAMPLES[name](x.permute(1, 2, 0))
