@@ -87,7 +87,7 @@ def _pruned(event: Event, weights: Sequence[Taken], samples: Sequence[int]) -> T
     result = event.results[0]
 
     def some(elements: Tensor) -> Tensor:
-        return elements.any(samples, keepdim=True) if samples else elements
+        return elements.any(tuple(samples), keepdim=True) if samples else elements
 
     pruned = some(there_of(result)) & ~some(valid_of(result))
     for others_are_valid in (True, False) if bool(pruned.any()) else ():

@@ -19,6 +19,7 @@ from op_registry.extents.factors import (
     NUMBERS,
     Boolean,
     Extent,
+    Factor,
     State,
     confined,
     conjunction,
@@ -271,7 +272,7 @@ def _first(
         return making.raw
     quiet = not making.read and ends.told == told and len(raw) == len(outcomes)
     if not quiet or not all(_is_of(r, o) and _has_plan(o) for r, o in zip(raw, outcomes, strict=True)):
-        return for_each(result, finished)
+        return for_each(result, lambda one: finished(_without_places(one, records, {})))
     for place in making.places:
         place.said = None
     if len(_plans) > _MOST:
@@ -280,6 +281,24 @@ def _first(
     made: dict[Any, Any] = {}
     _plans[key], planned = plan, iter(plan)
     return for_each(making.raw, lambda r: _as_planned(r, next(planned), records, made))
+
+
+def _without_places(result: Any, records: Sequence[AnyRecord], made: dict[Any, Any]) -> Any:
+    """A result of a call without a plan, with the booleans of operands themselves: a loop would add a place a step."""
+    extent = result.extent if isinstance(result, (Outcome, *RECORDS)) else None
+    if extent is None or not (extent.says or extent.states):
+        return result
+
+    def own(factor: Factor) -> Factor:
+        return replace(factor, said=_replayed(factor.said, records, made))
+
+    states = tuple(s.moved(own(s.there)) for s in extent.states)
+    extent = replace(extent, factors=tuple(map(own, extent.factors)), states=states)
+    if isinstance(result, Outcome):
+        return replace(result, extent=extent)
+    return (
+        type(result)(result.data, result.validity, extent) if isinstance(result, Dense) else with_extent(result, extent)
+    )
 
 
 def _has_plan(outcome: Any) -> bool:
@@ -353,6 +372,8 @@ def _replayed(said: Tensor | Boolean | None, records: Sequence[AnyRecord], made:
             extent = records[i].extent
             assert extent is not None
             found = said_of(records[i], extent.factors[j]) if j >= 0 else extent.states[-1 - j].there.said
+        elif not said.of:
+            found = said
         else:
             found = Boolean(said.move, tuple([_replayed(b, records, made) for b in said.of]))
         made[id(said)] = found

@@ -11,7 +11,7 @@ from torch import Tensor
 import masked_dispatch as md
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.extents import factors, run
-from op_registry.extents.remembered import forget_plans
+from op_registry.extents.remembered import Place, forget_plans
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x.mean(1),
@@ -112,3 +112,17 @@ def test_what_is_numbered_of_batches_of_other_sizes_has_a_bound(monkeypatch: pyt
         x = md.from_lengths(torch.ones(2, size, 2), torch.tensor([size, 1]))
         x.flatten(1)[:, :size].sum(1)
         assert len(factors._numbers) <= 21
+
+
+@pytest.mark.parametrize("kind", ["mask", "extent"])
+def test_a_state_that_a_loop_holds_refers_to_no_earlier_step(kind: str) -> None:
+    """After 979 steps, what is there was asked by a recursion through all of them."""
+    there = torch.arange(4) < torch.tensor([[4], [2], [3]])
+    x = md.masked_tensor(torch.ones(3, 4), there & (torch.arange(4) != 1) if kind == "extent" else there)
+    state = md.padded(x, there)
+    for _ in range(4):
+        state = torch.where(state[:, 1:2].get_mask(), state[:, 1:2], state)
+        extent = state._extent
+        assert extent is not None
+        factors = [*extent.factors, *(s.there for s in extent.states)]
+        assert not any(isinstance(factor.said, Place) for factor in factors)
