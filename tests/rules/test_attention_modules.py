@@ -129,3 +129,14 @@ def test_kernels_called_by_name_say_whom_to_call_instead(tokens):
     outcome = torch.ops.aten._scaled_dot_product_efficient_attention(whole, whole, whole, None, True)[0]
     assert is_masked_tensor(outcome)
     assert outcome.shape == x.shape
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_tensor_attends_to_itself_as_to_another_with_its_mask(is_causal):
+    torch.manual_seed(0)
+    data, mask = torch.randn(2, 3, 4), torch.rand(2, 3, 4) < 0.4
+    x, other = masked_tensor(data, mask), masked_tensor(data, mask.clone())
+    own = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=is_causal)
+    assert own.get_mask().equal(
+        nn.functional.scaled_dot_product_attention(x, other, other, is_causal=is_causal).get_mask()
+    )

@@ -100,7 +100,8 @@ def plan(
         effective = torch.where(has_key, allowed, reachable)
         reaches = has_key | ~reachable.any(-1, keepdim=True)
         rows = query_validity if own_keys else intersect(query_validity, reaches)
-    own_values = own_keys and is_same_memory(key.validity, value.validity)
+    v = aligned_validity(value)
+    own_values = own_keys and is_same_memory(key.validity, value.validity) and v is not None and broadcast_along(v, -1)
     if mask is not None and mask.dtype is not torch.bool:
         effective = torch.where(effective, mask, -torch.inf)
     return Plan(
