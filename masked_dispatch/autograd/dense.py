@@ -92,8 +92,7 @@ class Unwrap(OwnFunction):
 
     @staticmethod
     @never_compiled
-    def forward(ctx: Context, tensor: MaskedTensor) -> Tensor:
-        validity = savable_validity(tensor)
+    def forward(ctx: Context, tensor: MaskedTensor, validity: Tensor | None) -> Tensor:
         keep_validity(ctx, validity)
         data = in_layout_of_gradient(_alias(tensor._data))
         hand_on(tensor._data, data, validity)
@@ -101,19 +100,19 @@ class Unwrap(OwnFunction):
 
     @staticmethod
     @never_compiled
-    def backward(ctx: Context, grad: Tensor | None) -> Tensor | None:
+    def backward(ctx: Context, grad: Tensor | None) -> Any:
         if grad is None:
-            return None
+            return None, None
         if ctx.call is None or torch.compiler.is_dynamo_compiling():
-            return masked_gradient(grad, ctx.validity)
+            return masked_gradient(grad, ctx.validity), None
         reached = ctx.call.reached(ctx.operand, ctx.validity, functools.partial(_reached_of, ctx))
         if not ctx.call.passes_zeros:
             grad = zero_where_invalid(grad, reached)
-        return carry(masked_gradient(grad, ctx.validity), reached)
+        return carry(masked_gradient(grad, ctx.validity), reached), None
 
     @staticmethod
     @never_compiled
-    def jvp(ctx: Context, tangent: Tensor) -> Tensor:
+    def jvp(ctx: Context, tangent: Tensor, _: None) -> Tensor:
         check_single_tangent(tangent)
         return plain_gradient(tangent, ctx.validity)
 
@@ -189,6 +188,8 @@ def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
     """A gradient as a plain tensor, zero wherever it or `validity` is invalid."""
     if torch.compiler.is_dynamo_compiling():  # compiled autograd: one operator in the graph
         return torch.ops.masked_dispatch.plain_gradient(grad, validity)
+    if type(grad) is MaskedTensor and not grad.requires_grad and plain_eager():
+        return zero_where_invalid(grad._data, intersect(validity, savable_validity(grad)))
     if isinstance(grad, MaskedTensor):
         record = unwrap(grad._stored_densely())
         return zero_where_invalid(record.data, intersect(validity, record.validity))
@@ -237,9 +238,9 @@ def unwrap(tensor: MaskedTensor) -> Dense:
     validity = savable_validity(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
         check_not_captured(tensor)
-        return Dense(Unwrap.apply(tensor), validity, tensor._extent)
+        return Dense(Unwrap.apply(tensor, validity), validity, tensor._extent)
     if in_forward_mode() and not under_transform():
-        return Dense(Unwrap.apply(tensor), validity, tensor._extent)
+        return Dense(Unwrap.apply(tensor, validity), validity, tensor._extent)
     return Dense(tensor._data, validity, tensor._extent)
 
 

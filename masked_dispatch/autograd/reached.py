@@ -134,6 +134,11 @@ class Call:
         return (linear and self.elementwise) or self.moves
 
     @property
+    def ends_in_leaves(self) -> bool:
+        """Whether nobody asks what was reached: each operand is a leaf, and gets 0 where nothing was."""
+        return self.passes_zeros and all(operand.node is None or _is_of_leaf(operand.node) for operand in self.operands)
+
+    @property
     def keeping(self) -> bool:
         """Whether everything valid in its operand is reached if everything valid in its results is."""
         rule = self.rule
@@ -152,6 +157,8 @@ class Call:
     def needs(self, node: Any, grad: Tensor) -> bool:
         """Whether operands have to know what a gradient reached of the result with this node: not all, perhaps."""
         validity, pattern = node.validity, node.pattern
+        if self.ends_in_leaves:
+            return False
         if type(grad) is MaskedTensor:
             own = grad._stored_validity if grad._family is None else grad._validity
             if grad._reached is not None or own is not validity:
@@ -180,8 +187,7 @@ class Call:
                 zeros = self.passes_zeros
             if pattern is not None or other.pattern is not None:
                 return True
-            # (What was reached does not matter to a leaf.)
-            if zeros and type(other.next_functions[0][0]).__name__ == "AccumulateGrad":
+            if zeros and _is_of_leaf(other):
                 continue
             if not is_same_memory(operand.validity, validity):
                 return True
@@ -284,6 +290,10 @@ class Call:
             ):
                 found = intersect(found, spread(validity, dims, labels, names[operand], operand.shape, shared))
         return found
+
+
+def _is_of_leaf(node: Any) -> bool:
+    return type(node.next_functions[0][0]).__name__ == "AccumulateGrad"
 
 
 def stored_densely(reached: Any) -> Tensor | None:

@@ -77,10 +77,11 @@ def metadata_kernel(op: OpOverload) -> Kernel:
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         tensor = args[0]
-        recorded = not under_transform() and tensor.requires_grad and torch.is_grad_enabled() and not tensor._is_view()
+        recorded = not under_transform() and tensor.requires_grad and torch.is_grad_enabled() and tensor._base is None
+        recorded = recorded and not isinstance(tensor, SparseMaskedTensor)
         before = shared_validity(tensor) if recorded else None
         result = redispatch(op, keyset, args, kwargs)
-        if recorded and not isinstance(tensor, SparseMaskedTensor):
+        if recorded:
             differentiate_on_plain(tensor.grad_fn, before, [tensor])
         remember_overlays(tensor)
         return result

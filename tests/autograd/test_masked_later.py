@@ -137,6 +137,8 @@ def masked_later(f: Function, mask: Tensor, of_result: Tensor, order: int = 1, s
 def test_as_good_as_masked_before(name: str, f: Function, mask: Tensor, storage: str) -> None:
     if storage == "packed" and name in ("diagonal", "inverse"):
         pytest.skip("refused where samples have lengths of their own: it mixes their positions")
+    if storage != "dense" and name in ("transposed in place", "unsqueezed in place"):
+        pytest.skip("refused: indices would have to be recomputed in place")
     expected, of_result = masked_first(f, mask)
     with md.densify("always"):
         found = masked_later(f, mask, of_result, store=STORAGES[storage])

@@ -93,6 +93,7 @@ _RANKS = "it is a collective, which no transform takes"
 FUNCTIONS = {
     "Wrap": _NOT_THERE,
     "Unwrap": _NOT_THERE,
+    "Beside": _NOT_THERE,
     "SparseWrap": _NOT_THERE,
     "SparseUnwrap": _NOT_THERE,
     "FromTorchSparse": "above",

@@ -46,6 +46,8 @@ silu = elementwise(aten.silu, keeps_zero=True)
 softplus = elementwise(aten.softplus)
 softshrink = elementwise(aten.softshrink)
 threshold = elementwise(aten.threshold)
+# Fills call it (records/fill.py), in torch's older vmap of gradients on masked tensors.
+threshold_backward = elementwise(aten.threshold_backward.default)
 # The input times 1 or times the weight: the derivative in one operand has the other as its factor.
 _prelu_kernel = elementwise(aten._prelu_kernel, derivative="bilinear")
 # In training a slope is drawn wherever the input is not positive: garbage must not change how many are drawn.
