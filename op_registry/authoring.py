@@ -41,6 +41,7 @@ from op_registry.dimensions.movements import Repeated as Repeated
 from op_registry.dimensions.movements import Unknown as Unknown
 from op_registry.dimensions.movements import Unsqueezed as Unsqueezed
 from op_registry.dimensions.movements import Windows as Windows
+from op_registry.dimensions.sizes import known_in_forward as known_in_forward
 from op_registry.dimensions.sizes import known_to_hold as known_to_hold
 from op_registry.dimensions.slices import LastDims as LastDims
 from op_registry.dimensions.slices import Slices as Slices

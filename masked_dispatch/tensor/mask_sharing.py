@@ -27,7 +27,7 @@ from op_registry import MaskedSemanticsError
 from op_registry.records.dense import same_sizes
 from op_registry.records.kept import graph_writes_to_masks, once_in_graph
 from op_registry.records.tracing import being_traced
-from op_registry.records.validity import as_int8
+from op_registry.records.validity import as_int8, in_order
 
 if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor
@@ -338,7 +338,7 @@ def shared_validity(tensor: MaskedTensor) -> Tensor | None:
 def _snapshot(tensor: MaskedTensor, validity: Tensor, version: int, taken: Callable[[Tensor], Tensor]) -> Tensor:
     """A snapshot of a validity, `taken` once per version, so that we recognise a write of the unchanged value."""
     if tensor._snapshot is None or tensor._snapshot[0] != version:
-        tensor._snapshot = (version, once_in_graph(validity, taken.__name__, lambda: taken(validity)))
+        tensor._snapshot = (version, once_in_graph(validity, taken.__name__, lambda: taken(in_order(validity))))
     return tensor._snapshot[1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 
@@ -12,3 +14,12 @@ def known_to_hold(condition: bool | torch.SymBool) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return guard_or_false(condition)
+
+
+def known_in_forward(sizes: Iterable[int]) -> None:
+    """Let a graph of any sizes take these as numbers now, because torch's backward reads them as numbers.
+
+    If it learned them in backward, it would return other gradients of masked tensors than torch made it for.
+    """
+    for size in sizes:
+        int(size)

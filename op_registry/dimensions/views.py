@@ -84,11 +84,17 @@ def _is_one(size: int) -> bool:
 
 def _is_whole(label: Label, size: int, stride: int, view: Tensor, dims: Sequence[Label]) -> bool:
     """Whether a view has all indices of a dimension in order; one of size 1 may be expanded."""
-    return any(
-        d == label
-        and (known_to_hold((t == stride) if known_to_hold(size == s) else (t == 0)) or known_to_hold(s == size == 1))
-        for d, s, t in zip(dims, view.shape, view.stride(), strict=True)
-    )
+
+    def has_all(shown: int, its_stride: int) -> bool:
+        # (strides first, which are numbers: torch.export may refuse sizes because of a question about them)
+        if known_to_hold(its_stride == stride):
+            return known_to_hold(size == shown)
+        one = known_to_hold(size == 1)
+        return (one and known_to_hold(shown == 1)) or (
+            known_to_hold(its_stride == 0) and not known_to_hold(size == shown)
+        )
+
+    return any(d == label and has_all(s, t) for d, s, t in zip(dims, view.shape, view.stride(), strict=True))
 
 
 @functools.lru_cache(maxsize=256)

@@ -22,7 +22,7 @@ from op_registry.records.dims import Number
 from op_registry.records.kept import kept_with
 from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import is_older_batch, may_be_read, under_transform
-from op_registry.records.validity import as_bool
+from op_registry.records.validity import as_bool, dims_in_memory, in_order, may_be_refused
 from op_registry.records.zeros import known_zero, remember_zero
 
 aten = torch.ops.aten
@@ -77,6 +77,11 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
         if data.numel() >= _WORTH_IT:
             return Fill.apply(data, validity, value)
     valid = as_bool(validity)
+    if valid.ndim == data.ndim and not isinstance(value, Tensor) and may_be_refused(data):
+        dims = dims_in_memory(data)
+        if dims is not None and dims != sorted(dims):  # (in the data's own order, torch asks nothing)
+            filled = torch.where(in_order(valid.permute(dims)), data.permute(dims), value)
+            return filled.permute([dims.index(d) for d in range(data.ndim)])
     if under_transform() and valid.ndim == data.ndim and valid.stride() != data.stride():
         # (torch.where's result has the strides of its first operand; a view may need the data's)
         order = sorted(range(data.ndim), key=data.stride().__getitem__, reverse=True)

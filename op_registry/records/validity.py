@@ -15,9 +15,9 @@ from op_registry.records.tracing import being_traced, computed_at_once
 def as_bool(validity: Tensor) -> Tensor:
     """int8 or bool validity as bool: free in eager mode; in a compiled graph, widened before the comparison."""
     if validity.dtype is torch.bool:
-        return validity
+        return in_order(validity)
     if being_traced(validity):
-        return once_in_graph(validity, "bool", lambda: validity.to(torch.int32) != 0)
+        return once_in_graph(validity, "bool", lambda: in_order(validity).to(torch.int32) != 0)
     return validity.view(torch.bool)
 
 
@@ -27,7 +27,7 @@ def as_int8(valid: Tensor) -> Tensor:
         return valid
     if being_traced(valid):
         # Convert by way of int32: compilers narrow a comparison directly to bytes one element at a time.
-        return valid.to(torch.int32).to(torch.int8)
+        return in_order(valid).to(torch.int32).to(torch.int8)
     if not valid.is_contiguous():
         return valid.to(torch.int8)
     return valid.view(torch.int8)
@@ -43,14 +43,54 @@ def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return b
     if b is None or ((a._base is not None or b._base is not None) and is_same_memory(a, b)):  # (views of one mask)
         return a
-    return as_int8(a) & as_int8(b)
+    return in_order(as_int8(a)) & in_order(as_int8(b))
+
+
+def may_be_refused(tensor: Tensor) -> bool:
+    """Whether torch.export may refuse some sizes because torch asks how this tensor lies in memory.
+
+    To order strides, torch asks of a transposed tensor whether 1 % n is 0 for a size n. Where it cannot tell for all n,
+    torch.export refuses them.
+    """
+    exported = torch.compiler.is_exporting() and being_traced(tensor)
+    return exported and any(type(stride) is not int for stride in tensor.stride())
+
+
+def in_order(validity: Tensor) -> Tensor:
+    """The validity; in a program of any sizes that torch.export traces, with the strides of a new tensor.
+
+    (Of a mask of shape (B, n, 1), `contiguous` would keep the strides (n, 1, n).)
+    """
+    if not may_be_refused(validity) or dims_in_memory(validity) == list(range(validity.ndim)):
+        return validity
+    return once_in_graph(validity, "in order", lambda: validity.clone(memory_format=torch.contiguous_format))
+
+
+def dims_in_memory(tensor: Tensor) -> list[int] | None:
+    """The dimensions of a traced tensor without gaps, from the outermost in memory to the innermost.
+
+    None if its strides have gaps or overlap, or if this depends on a size, of which we ask nothing.
+    """
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    dims: list[int] = []
+    stride: int = 1
+    left = list(range(tensor.ndim))
+    while left:
+        inner = next((d for d in reversed(left) if statically_known_true(tensor.stride(d) == stride)), None)
+        if inner is None:
+            return None
+        left.remove(inner)
+        dims.insert(0, inner)
+        stride *= tensor.shape[inner]
+    return dims
 
 
 def unite(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Valid where either is valid; None means all valid."""
     if a is None or b is None:
         return None
-    return a if a is b else as_int8(a) | as_int8(b)
+    return a if a is b else in_order(as_int8(a)) | in_order(as_int8(b))
 
 
 def on_device_of(data: Tensor, validity: Tensor | None) -> Tensor | None:

@@ -20,6 +20,7 @@ from op_registry.authoring import (
     filled_for_exp,
     gradients_may_flow,
     identity_of,
+    known_in_forward,
     masked_rule,
     masked_slices,
     scan,
@@ -29,7 +30,14 @@ from op_registry.authoring import (
 aten = torch.ops.aten
 
 cumsum = scan(aten.cumsum, identity=0)
-cumprod = scan(aten.cumprod, identity=1)
+
+
+@masked_rule(aten.cumprod, category=SCAN, dims=Slices("each"), identity=1)
+def cumprod(x: Dense, dim: int, *, dtype: torch.dtype | None = None) -> Dense:
+    """The running product."""
+    if x.data.requires_grad:
+        known_in_forward(x.shape[dim:][:1])
+    return x.like(aten.cumprod(x.filled(1), dim, dtype=dtype))
 
 
 @masked_slices(aten.cummax, aten.cummin, category=SCAN, dims=Slices("each", positions=(1,)))
@@ -66,6 +74,8 @@ def vander(x: Dense, N: int | None = None, increasing: bool = False) -> Dense:
     if x.ndim != 1 or columns < 1:
         return Dense(aten.vander(x.data, N, increasing))  # no elements, or torch's error
     values = x.filled(1).to(torch.promote_types(x.dtype, torch.int64))
+    if values.requires_grad:
+        known_in_forward((columns,))
     repeated = values.unsqueeze(1).expand(-1, columns - 1)
     powers = torch.cat([torch.ones_like(values).unsqueeze(1), repeated.cumprod(1)], 1)
     validity = x.full_validity

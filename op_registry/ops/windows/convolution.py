@@ -129,7 +129,7 @@ def _valid_taps_by_group(
     by_group = valid_inputs.unflatten(1, (groups, -1)).amax(2).to(torch.float32)
     taps = convolve(by_group.flatten(0, 1).unsqueeze(1), one_tap, None, 1).unflatten(0, (-1, groups))
     outputs = weight.shape[1] if transposed else weight.shape[0] // groups
-    return taps.expand(-1, -1, outputs, *taps.shape[3:]).flatten(1, 2)
+    return taps.squeeze(2) if outputs == 1 else taps.expand(-1, -1, outputs, *taps.shape[3:]).flatten(1, 2)
 
 
 def _any_input_channel(weight: Dense, groups: int, transposed: bool) -> Tensor:

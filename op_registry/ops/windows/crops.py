@@ -81,7 +81,8 @@ def crop_of_extent(x: Dense, dim: int, size: int) -> Crop:
             "depends on other dimensions than the first one, so that the samples are no boxes. Treat what is not there "
             "as missing values instead, x.without_extent()."
         )
-    along = along.reshape(-1, size)
+    if along.ndim > 2:
+        along = along.squeeze(tuple(range(1, along.ndim - 1)))
     return _box(along) if size else Crop(along.sum(1), along.sum(1), size)
 
 

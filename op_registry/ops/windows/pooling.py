@@ -28,6 +28,7 @@ from op_registry.authoring import (
     bind_by_name,
     fill_where_invalid,
     intersect,
+    known_in_forward,
     lowest,
     masked_rule,
 )
@@ -169,9 +170,7 @@ def fractional_max_pool(
     """
 
     if self.data.requires_grad and spatial_dims(op) == 2:
-        # torch's backward reads the sizes as numbers. A graph of any sizes would learn that too late, in backward.
-        for size in self.shape:
-            int(size)
+        known_in_forward(self.shape)
 
     def pool(x: Tensor) -> Any:
         # Data and mask in one dtype, because the dtype affects where windows begin.

@@ -1,4 +1,4 @@
-"""The gradients of pooling in compiled code: sizes as inductor takes them, inductor itself, and sizes of any number."""
+"""The gradients of pooling in compiled code: sizes as inductor takes them, and inductor itself."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.testing import assert_close
 
 from cases_of_pooling import CASES, Pool, run
-from compiled_regions import masked, results_and_gradients, same
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -41,18 +38,3 @@ def test_a_graph_has_the_sizes_of_each_dimension(n: int, pool: Pool, meaning: st
     assert len(graphs) == 2
     spatial = (n, n + 1)  # torch pools a line as a plane of height 1
     assert {len(sizes) for graph in graphs for sizes in sizes_in(graph)} <= set(spatial if n == 1 else (n,))
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_sizes_that_only_backward_reads_are_known_in_forward(n: int) -> None:
-    """If they become known in backward, torch returns other gradients of the graph than it has made of it."""
-    samples = torch.rand(2, 3, n)
-    pool = F.fractional_max_pool2d if n == 2 else F.fractional_max_pool3d
-
-    def region(x: Tensor) -> Tensor:
-        return pool(x, 2, output_size=3, _random_samples=samples)
-
-    compiled = torch.compile(region, backend="aot_eager", fullgraph=True, dynamic=True)
-    for size in (8, 9):
-        x = masked(2, 3, *[size] * n, requires_grad=True)
-        same(*(results_and_gradients(function, [x]) for function in (compiled, region)))
