@@ -15,13 +15,20 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance.subject import Subject
-from op_registry.fuzz import sources as sources_of
-from op_registry.fuzz.calls import GROUPS, WEIGHT_OF_OWN_CALLS, WEIGHT_OF_RULES, Call
-from op_registry.fuzz.drawing import filled_in, operand
-from op_registry.fuzz.left_open import endless, left_open, misread
-from op_registry.fuzz.programs import Program, Source, Step
-from op_registry.fuzz.rule_calls import calls_of_rules
-from op_registry.fuzz.running import execute
+from op_registry.fuzz import programs
+from op_registry.fuzz.programs import Program, Source, Step, execute
+from op_registry.fuzz.steps import (
+    GROUPS,
+    WEIGHT_OF_OWN_CALLS,
+    WEIGHT_OF_RULES,
+    Call,
+    calls_of_rules,
+    endless,
+    filled_in,
+    left_open,
+    misread,
+    operand,
+)
 
 FEWEST_STEPS = 3
 ATTEMPTS = 60
@@ -104,7 +111,7 @@ def _sources(rng: random.Random, choices: Choices) -> tuple[Source, ...]:
     for number in range(rng.randint(2, 4)):
         shape = base if number == 0 or rng.random() < 0.6 else _related(base, rng)
         dtype = choices.dtypes[0] if number < 2 else rng.choice(choices.dtypes)
-        mask = rng.choice([m for m in sources_of.MASKS if number or m != "plain"])
+        mask = rng.choice([m for m in programs.MASKS if number or m != "plain"])
         alike = [s.name for s in found if s.shape == shape and s.mask not in ("plain", "unstored")]
         found.append(
             Source(
@@ -152,7 +159,7 @@ class _State:
         self.choices, self.rng = choices, rng
         elements = max(math.prod(source.shape) for source in sources)
         self.too_slow = QUADRATIC if elements > 10**5 else QUADRATIC_ON_MEDIUM if elements > 10**4 else None
-        self.values: dict[str, Tensor] = {n: v for n, v in sources_of.plain(sources).items() if isinstance(v, Tensor)}
+        self.values: dict[str, Tensor] = {n: v for n, v in programs.plain(sources).items() if isinstance(v, Tensor)}
         self.steps: list[Step] = []
         for source in sources:
             may_write = not (source.requires_grad or (choices.copies and source.storage != "dense"))

@@ -1,4 +1,4 @@
-"""What models do in more than a line, as functions that the lines of padded programs call (padded_steps.py).
+"""What models do in more than a line, as functions that the lines of padded programs call (padded_programs.py).
 
 Each takes a batch (B, T, features), or a sample as a batch of one, and is plain torch.
 """

@@ -9,6 +9,7 @@ is made of nothing, the batch's element is there and has no number; nothing is c
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,7 @@ from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.subject import Subject
 from op_registry.errors import MaskedSemanticsError
-from op_registry.fuzz import ragged
-from op_registry.fuzz.programs import Program, Source
-from op_registry.fuzz.running import as_function, execute, results_of
-from op_registry.fuzz.sources import data_of
+from op_registry.fuzz.programs import Program, Source, as_function, data_of, execute, results_of
 
 # How often each kind of line was "compared", "refused", or "refused in a graph".
 Tally = Counter[tuple[str, str]]
@@ -48,17 +46,14 @@ def batch_is_its_samples(
         warnings.simplefilter("ignore")
         rows = range(next(s for s in program.sources if s.axes).shape[0])
         sources = [
-            {s.name: ragged.sample(s, row, program.seed, subject, s.requires_grad) for s in program.sources}
-            for row in rows
+            {s.name: sample_of(s, row, program.seed, subject, s.requires_grad) for s in program.sources} for row in rows
         ]
         samples = [_alone(program, values, subject) for values in sources]
         holes = any(source.mask == "random" for source in program.sources)
         batches: dict[str, Values] = {}
         forms = (OWN,) if holes else (MASK, OWN)
         for form in forms:
-            leaves = {
-                s.name: ragged.batch(s, program.seed, subject, s.requires_grad, form == OWN) for s in program.sources
-            }
+            leaves = {s.name: batch_of(s, program.seed, subject, s.requires_grad, form == OWN) for s in program.sources}
             batches[form], complaint = _run(program, leaves, samples, subject, tally)
             if complaint is None and form == forms[program.seed // 2 % len(forms)]:  # samples are differentiated once
                 complaint = _gradients_differ(batches[form], samples, leaves, sources, program, subject)
@@ -179,7 +174,7 @@ def _in_a_graph(program: Program, form: str, eager: Values, subject: Subject, ta
     if mode is None or not kept.steps:
         return None
     function = as_function(kept)
-    sources = [ragged.batch(source, program.seed, subject, own=form == OWN) for source in program.sources]
+    sources = [batch_of(source, program.seed, subject, own=form == OWN) for source in program.sources]
     try:
         results = mode.call(function, *sources)
     except Exception as error:
@@ -277,13 +272,119 @@ def _gradient_differs(source: Source, got: Any, want: Mapping[int, Any], seed: i
     if not source.axes:
         shared = sum((plain(w, source.shape) for w in want.values()), plain(None, source.shape))
         return difference(whole, shared, None) if bool(shared.isfinite().all()) else None
-    there = ragged.there(source, seed)
+    there = positions_there(source, seed)
     if bool((whole[~there] != 0).any()):
         return "it is not zero in the padding"
     for row, gradient in want.items():
-        sizes = [p.stop - p.start for p in ragged.places(source, seed)[row]]
+        sizes = [p.stop - p.start for p in places_of(source, seed)[row]]
         wanted = plain(gradient, (1, *sizes)).flatten()
         wrong = difference(whole[row][there[row]], wanted, wanted.isfinite())
         if wrong is not None:
             return f"of sample {row}: {wrong}"
     return None
+
+
+# ------------------------------------------------------------- samples of different sizes, and the padded batch of them
+
+# A source has `axes`: "B" for the samples, a letter for a dimension in which samples differ, a number for features.
+# Sources with one letter have one length in each sample. All that is random follows from the program's seed.
+
+SIDES = ("right", "right", "left", "centre")
+AROUND = (float("nan"), float("inf"), 1e38)
+
+
+def side_of(source: Source, seed: int) -> str:
+    """Where the padding of a batch lies: in half of the programs, all batches have one side."""
+    rng = random.Random(f"side {seed}")
+    side, own = rng.choice(SIDES), rng.random() < 0.5
+    return random.Random(f"side {seed} {source.seed}").choice(SIDES) if own else side
+
+
+def lengths_of(source: Source, seed: int) -> list[tuple[int, ...]]:
+    """The sizes of each sample; in half of the programs, some have length 0.
+
+    (Of a sample without positions along one of two dimensions, no boolean tells how many it has along the other: none.)
+    """
+    columns = []
+    for axis, most in zip(source.axes[1:], source.shape[1:], strict=True):
+        rng = random.Random(f"{axis} {seed}")
+        counts = isinstance(axis, str)
+        columns.append([rng.randint(seed % 2, most) if counts else most for _ in range(source.shape[0])])
+    found = zip(*columns, strict=True) if columns else [()] * source.shape[0]
+    letters = [isinstance(axis, str) for axis in source.axes[1:]]
+    return [
+        tuple(0 if letter and 0 in sizes else size for letter, size in zip(letters, sizes, strict=True))
+        for sizes in found
+    ]
+
+
+Place = tuple[slice, ...]
+
+
+def places_of(source: Source, seed: int) -> list[Place]:
+    """Where each sample lies in the batch."""
+    side = side_of(source, seed)
+    found = []
+    for sizes in lengths_of(source, seed):
+        place = []
+        for length, size in zip(sizes, source.shape[1:], strict=True):
+            start = {"right": 0, "left": size - length, "centre": (size - length) // 2}[side]
+            place.append(slice(start, start + length))
+        found.append(tuple(place))
+    return found
+
+
+def samples_of(source: Source, seed: int) -> list[tuple[Tensor, Tensor | None]]:
+    """Each sample (1, …) by itself, and its mask; None if nothing is missing."""
+    data = data_of(source)
+    mask = None
+    if source.mask == "random":
+        generator = torch.Generator().manual_seed(source.seed + 1)
+        mask = torch.rand(source.shape, generator=generator) < 0.8
+        if source.shape[-1] > 1:  # whole positions, too
+            mask &= torch.rand((*source.shape[:-1], 1), generator=generator) < 0.9
+    return [
+        (data[(slice(row, row + 1), *place)].clone(), None if mask is None else mask[(slice(row, row + 1), *place)])
+        for row, place in enumerate(places_of(source, seed))
+    ]
+
+
+def sample_of(source: Source, row: int, seed: int, subject: Subject, requires_grad: bool = False) -> object:
+    """A sample of a source by itself: plain, or masked where it misses values; a source without samples as it is."""
+    if not source.axes:
+        return data_of(source).requires_grad_(requires_grad)
+    data, mask = samples_of(source, seed)[row]
+    return data.requires_grad_(requires_grad) if mask is None else subject.wrap(data, mask, requires_grad=requires_grad)
+
+
+def positions_there(source: Source, seed: int) -> Tensor:
+    """bool of the batch's shape: which positions are there."""
+    found = torch.zeros(source.shape, dtype=torch.bool)
+    for row, place in enumerate(places_of(source, seed)):
+        found[row][place] = True
+    return found
+
+
+def batch_of(source: Source, seed: int, subject: Subject, requires_grad: bool = False, own: bool = False) -> object:
+    """The samples of a source as a padded batch, with garbage around them; a source without samples as it is.
+
+    own  whether the extent is a tensor of its own also where nothing is missing; else it is the mask there
+    """
+    if not source.axes:
+        return data_of(source).requires_grad_(requires_grad)
+    exists = positions_there(source, seed)
+    data = torch.where(exists, data_of(source), AROUND[source.seed % len(AROUND)])
+    mask = None
+    if source.mask == "random":
+        mask = torch.zeros(source.shape, dtype=torch.bool)
+        for (_, missing), row, place in zip(
+            samples_of(source, seed), range(source.shape[0]), places_of(source, seed), strict=True
+        ):
+            assert missing is not None
+            mask[row][place] = missing[0]
+    positions = [d for d, axis in enumerate(source.axes) if d and isinstance(axis, str)]
+    if not positions:
+        return subject.wrap(data, mask, requires_grad=requires_grad)
+    if own and mask is None:
+        mask = exists.clone()
+    return subject.padded(data, mask, exists, 0, positions, requires_grad)

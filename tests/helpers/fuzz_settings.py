@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from op_registry.conformance.subjects import find_subject
+from op_registry.fuzz.command import Settings
 from op_registry.fuzz.generating import Choices
-from op_registry.fuzz.many import Settings
 
 EAGER = "masked_dispatch.conformance_subject:eager"
 P3 = Settings("P3", EAGER)

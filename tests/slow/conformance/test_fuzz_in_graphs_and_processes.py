@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fuzz_settings import EAGER, P3, choices
+from op_registry.fuzz.command import Settings, in_this_process, in_workers
 from op_registry.fuzz.generating import program_from
-from op_registry.fuzz.many import Settings, in_this_process, in_workers
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -18,15 +18,12 @@ from op_registry import registry
 from op_registry.__main__ import main
 from op_registry.authoring import Dense
 from op_registry.conformance.subjects import find_subject
-from op_registry.fuzz import many, sources
-from op_registry.fuzz.command import PROGRAMS_PER_LINE, Memory
+from op_registry.fuzz import command, programs
+from op_registry.fuzz.command import PROGRAMS_PER_LINE, Memory, Settings, check_seed, in_this_process, shrunk
 from op_registry.fuzz.generating import LARGE, MEDIUM, program_from
 from op_registry.fuzz.laws import LAWS
-from op_registry.fuzz.left_open import endless, left_open
-from op_registry.fuzz.many import Settings, check_seed, in_this_process
-from op_registry.fuzz.programs import Program, Source, Step
-from op_registry.fuzz.running import run
-from op_registry.fuzz.shrinking import shrunk
+from op_registry.fuzz.programs import Program, Source, Step, run
+from op_registry.fuzz.steps import endless, left_open
 from op_registry.ops.contractions import distances
 from op_registry.sparse import convert
 
@@ -39,7 +36,7 @@ def overlay() -> Iterator[Any]:
         yield mine
 
 
-def found_by(settings: Settings, most: int) -> many.Finding:
+def found_by(settings: Settings, most: int) -> command.Finding:
     """The first finding of at most this many programs."""
     found = next((a.finding for a in in_this_process(range(most), settings) if a.finding is not None), None)
     assert found is not None, f"none of {most} programs broke {settings.law}"
@@ -47,7 +44,7 @@ def found_by(settings: Settings, most: int) -> many.Finding:
 
 
 @functools.cache
-def found_with(op: Any, broken: Any) -> many.Finding:
+def found_with(op: Any, broken: Any) -> command.Finding:
     """The first finding of P3 where an operator has a broken rule; several tests ask what is said of it."""
     with registry.overlay() as mine:
         mine.replace(op, broken)
@@ -61,10 +58,10 @@ def test_a_seed_gives_one_program(seed: int) -> None:
 
 
 def test_programs_have_every_mask_storage_and_kind_of_step() -> None:
-    programs = [program_from(seed, choices()) for seed in range(120)]
-    drawn = [source for program in programs for source in program.sources]
-    steps = [step for program in programs for step in program.steps]
-    assert {source.mask for source in drawn} == set(sources.MASKS)
+    many = [program_from(seed, choices()) for seed in range(120)]
+    drawn = [source for program in many for source in program.sources]
+    steps = [step for program in many for step in program.steps]
+    assert {source.mask for source in drawn} == set(programs.MASKS)
     assert {source.storage for source in drawn} == {"dense", *find_subject(EAGER).storages}
     assert any(source.under for source in drawn)
     assert any(step.writes for step in steps)
@@ -82,9 +79,9 @@ def test_some_programs_are_beyond_the_sizes_that_go_by_chunks() -> None:
 
 def test_most_steps_give_a_result() -> None:
     subject = find_subject(EAGER)
-    programs = [program_from(seed, choices()) for seed in range(60)]
-    raised = sum(len(run(p, sources.wrapped(p.sources, subject, None), subject).errors) for p in programs)
-    assert raised < sum(len(p.steps) for p in programs) / 10
+    many = [program_from(seed, choices()) for seed in range(60)]
+    raised = sum(len(run(p, programs.wrapped(p.sources, subject, None), subject).errors) for p in many)
+    assert raised < sum(len(p.steps) for p in many) / 10
 
 
 @pytest.mark.parametrize("law, number", (("P3", 80), ("P5", 40), ("P6", 60)))
@@ -275,10 +272,10 @@ def test_a_shared_mask_outlives_its_first_owner() -> None:
 
 def test_garbage_leaves_valid_elements_alone() -> None:
     source = Source("x0", (6, 7), "float32", 5, "random")
-    data, mask = sources.data_of(source), sources.mask_of(source)
+    data, mask = programs.data_of(source), programs.mask_of(source)
     assert isinstance(mask, Tensor)
     for seed in range(8):
-        other = sources.with_garbage(data, mask, seed)
+        other = programs.with_garbage(data, mask, seed)
         assert torch.equal(other[mask], data[mask])
         assert not torch.equal(other[~mask].nan_to_num(), data[~mask].nan_to_num())
 

@@ -12,11 +12,10 @@ from op_registry.conformance.subjects import find_subject
 from op_registry.extents import factors, follow, joins, remembered, samples, states
 from op_registry.extents.factors import Factor
 from op_registry.extents.follow import Outcome
-from op_registry.fuzz import padded_steps, padding
-from op_registry.fuzz.many import Settings, check_seed
+from op_registry.fuzz import padded_programs, padding
+from op_registry.fuzz.command import Settings, check_seed, snippet
 from op_registry.fuzz.padded_programs import can_be_drawn, program_of_samples
 from op_registry.fuzz.padding import Tally
-from op_registry.fuzz.snippets import snippet
 from op_registry.records.dense import Dense
 
 STEPS = 8
@@ -46,7 +45,7 @@ def test_batches_are_their_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_line_is_drawn() -> None:
     drawn = {step.kind for seed in range(2500) for step in program_of_samples(seed, 12).steps}
-    lines = {line for groups in padded_steps.GROUPS.values() for group in groups for line in group.lines}
+    lines = {line for groups in padded_programs.GROUPS.values() for group in groups for line in group.lines}
     assert drawn == lines
 
 
