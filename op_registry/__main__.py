@@ -22,9 +22,7 @@ from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.fuzz import command as fuzzing
-from op_registry.report import as_json, coverage, database_calls, devices, padded_rules, python_level
-from op_registry.report import conformance as reporting
-from op_registry.report import sparse_coverage as stored_coverage
+from op_registry.report import as_json, conformance, coverage, python_level
 from op_registry.report.explain import explain
 from op_registry.report.names import UnknownName, nearest
 
@@ -202,17 +200,17 @@ def _check(options: argparse.Namespace) -> int:
         raise UnknownName("no operator is in this part (--slice), and a check of nothing does not succeed")
     if options.draw is not None:
         names = random.Random(options.seed).sample(names, min(options.draw, len(names)))
-    reports = reporting.by_operator(
+    reports = conformance.by_operator(
         runner.run(names, settings, workers=options.workers, timeout=options.timeout, results=options.results)
     )
     broken = any(r.failures for r in reports)
-    print(as_json.of_check(reports, not broken) if options.json else reporting.summary(reports))
+    print(as_json.of_check(reports, not broken) if options.json else conformance.summary(reports))
     if options.table is not None:
-        options.table.write_text(reporting.table(reports) + "\n")
+        options.table.write_text(conformance.table(reports) + "\n")
     if options.table_of_padding is not None:
-        options.table_of_padding.write_text(padded_rules.page(reports) + "\n")
+        options.table_of_padding.write_text(conformance.page_of_padding(reports) + "\n")
     if options.table_of_storages is not None:
-        options.table_of_storages.write_text(stored_coverage.written(reporting.storage_shares(reports)) + "\n")
+        options.table_of_storages.write_text(coverage.table_of_shares(conformance.storage_shares(reports)) + "\n")
     return 1 if broken else 0
 
 
@@ -225,7 +223,9 @@ def _check_on_device(options: argparse.Namespace) -> int:
     if given:
         raise UnknownName(f"--device compares with the CPU and asks no laws: leave out {', '.join(given)}")
     names = [operator_named(name).name for name in options.op or ()] or list(database())
-    return devices.run(names[options.slice], options.device, options.subject, options.sample, options.json)
+    return conformance.run_on_device(
+        names[options.slice], options.device, options.subject, options.sample, options.json
+    )
 
 
 def _mutants(options: argparse.Namespace) -> int:
@@ -270,8 +270,8 @@ def _coverage(options: argparse.Namespace) -> int:
     calls = coverage.measure() if options.measure or options.write is not None else None
     if options.write is not None and calls is not None:
         options.write.write_text(coverage.expectation(calls) + "\n")
-        database_calls.KNOWN.write_text(
-            database_calls.written(calls, f"python -m op_registry coverage --write {options.write}")
+        coverage.KNOWN.write_text(
+            coverage.table_of_calls(calls, f"python -m op_registry coverage --write {options.write}")
         )
         return 0
     print(as_json.of_coverage(calls) if options.json else coverage.report(options.verbose, calls))

@@ -18,8 +18,7 @@ import masked_dispatch  # registers every rule
 from op_registry.dimensions.movements import Unknown
 from op_registry.laws.categories import COMPOSITE, REFUSED
 from op_registry.laws.inside import rules_inside_functions
-from op_registry.report.explain import gaps_of, law_of_file, words_of
-from op_registry.report.explain_storage import never_reason
+from op_registry.report.explain import gaps_of, law_of_file, never_reason, words_of
 from op_registry.rule import Category, Rule
 from op_registry.sparse.lowering import lowering_of, ways_of
 from op_registry.sparse.record import Sparse

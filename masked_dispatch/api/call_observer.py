@@ -20,7 +20,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry.conformance.watching import Interpreter
 from op_registry.laws.categories import COMPOSITE
 from op_registry.records.dense import map_tensors
-from op_registry.report.explain_storage import taken_by
+from op_registry.report.explain import taken_by
 from op_registry.resolve import Meaning, resolve
 from op_registry.schema import written_arguments
 

@@ -16,12 +16,10 @@ from op_registry.conformance.report import Report
 from op_registry.conformance.trials import ALL_LAWS
 from op_registry.conformance.verdict import answer_of
 from op_registry.registry import registry
-from op_registry.report import coverage, database_calls
-from op_registry.report.coverage import Entry
-from op_registry.report.database_calls import Calls
+from op_registry.report import coverage
+from op_registry.report.coverage import Calls, Entry
 from op_registry.report.explain import explain
-from op_registry.report.names import UnknownName, named
-from op_registry.report.python_source import operators_called
+from op_registry.report.names import UnknownName, named, operators_called, overloads_of
 from op_registry.resolve import resolve
 from op_registry.rule import in_dispatcher, takes_tensor
 
@@ -43,7 +41,7 @@ def of_coverage(calls: Sequence[Calls] | None) -> str:
         "coverage",
         {
             "rules": len(registry),
-            "measured": database_calls.measured_how() if calls is None else "just now",
+            "measured": coverage.measured_how() if calls is None else "just now",
             "database": [fields(entry) for entry in coverage.entries(calls)],
             "core": [fields(entry) for entry in coverage.core_entries()],
         },
@@ -67,15 +65,14 @@ def _overloads(name: str) -> list[OpOverload]:
     try:
         target = named(name)
     except UnknownName:
-        return list(database_calls.known()[name.replace(".", "_")].ops)
+        return list(coverage.known_calls()[name.replace(".", "_")].ops)
     operators: list[Any] = [target.operator] if target.operator is not None else []
     if target.function is not None:
-        known = database_calls.known().get(target.name.removeprefix("torch.").replace(".", "_"))
+        known = coverage.known_calls().get(target.name.removeprefix("torch.").replace(".", "_"))
         operators = [*known.ops] if known is not None and known.ops else [*operators_called(target.function)]
     found = []
     for op in operators:
-        overloads = [op] if isinstance(op, OpOverload) else [getattr(op, each) for each in op.overloads()]
-        found += [each for each in overloads if takes_tensor(each) and in_dispatcher(each)]
+        found += [each for each in overloads_of(op) if takes_tensor(each) and in_dispatcher(each)]
     return found
 
 

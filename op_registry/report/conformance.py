@@ -1,14 +1,26 @@
-"""The results of a run as text: counts by law, failures with their repro lines, and tables by family."""
+"""The results of `check` as text: counts by law, failures with their repro lines, and pages of rules and devices."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
+
+from op_registry.conformance.devices.available import DeviceMissing, device_called
+from op_registry.conformance.devices.comparison import Finding, findings
+from op_registry.conformance.devices.xla import OnXla
 from op_registry.conformance.report import Outcome, Report
-from op_registry.conformance.samples import database, overloads_called
+from op_registry.conformance.samples import database, operator_named, overload_named, overloads_called
+from op_registry.conformance.subjects import find_subject
 from op_registry.conformance.verdict import answer_of
+from op_registry.progress import Bar
+from op_registry.registry import registry
+from op_registry.report.as_json import of_devices
 from op_registry.report.coverage import DTYPES, family_of
+from op_registry.rule import packet_name
+from op_registry.schema import is_inplace, is_out
 
 
 def by_operator(reports: Sequence[Report]) -> list[Report]:
@@ -140,3 +152,185 @@ def table(reports: Sequence[Report]) -> str:
     lines += [row(family, tried[family], right[family]) for family in sorted(tried)]
     total = (sum(counters.values(), Counter()) for counters in (tried, right))
     return "\n".join([*lines, row("**all**", *total)])
+
+
+# --------------------------------------------------------------------------------------- --table-of-padding: P9 by rule
+
+COMMAND_OF_PADDING = "python -m op_registry check --law P9 --table-of-padding docs/results/padding.md"
+# How many characters of a reason a line shows.
+SHOWN = 110
+# How the names of in-place and out= forms end.
+OF_FORMS = ("_", "(out=)")
+
+
+def page_of_padding(reports: Sequence[Report]) -> str:
+    """The page, in Markdown."""
+    counts, why, unasked = _by_rule(reports)
+    trials = sum(sum(c.values()) - c["not asked"] for c in counts.values())
+    rules, forms = (
+        _by_verdict({n: c for n, c in counts.items() if n.endswith(OF_FORMS) == of}) for of in (False, True)
+    )
+    every = {rule.name for rule in registry.rules()}
+    lines = [
+        "# A padded batch is its samples: by rule",
+        "",
+        f"Written by `{COMMAND_OF_PADDING}`; [conformance.md](../conformance.md) says what P9 asks.",
+        f"{trials:,} ragged batches, right-, left- and centre-padded, lengths from 0, with and without missing values.",
+        "",
+        "| | rules | in-place and out= forms |",
+        "|---|---|---|",
+        *(f"| {verdict} | {len(rules.get(verdict, []))} | {len(forms.get(verdict, []))} |" for verdict in VERDICTS),
+        "| called by no sample: derivatives, and forms that torch calls on other devices "
+        f"| {len(every - {*counts})} | |",
+    ]
+    for verdict in VERDICTS[1:]:
+        reasons = unasked if verdict is NOTHING else why
+        for title, names in (("", rules.get(verdict)), (": in-place and out= forms", forms.get(verdict))):
+            if names:
+                lines += [
+                    "",
+                    f"## {verdict[0].upper()}{verdict[1:]}{title}",
+                    "",
+                    *_with_reasons(sorted(names), reasons),
+                ]
+    uncalled = ", ".join(f"`{name}`" for name in sorted(every - {*counts}))
+    lines += ["", "## Called by no sample", "", uncalled]
+    return "\n".join(lines)
+
+
+RIGHT, IN_PART, REFUSED, NOTHING, BROKEN = VERDICTS = (
+    "right in every batch",
+    "right, or refused",
+    "refused",
+    "nothing to ask",
+    "broken",
+)
+
+
+def _verdict(statuses: Mapping[str, int]) -> str:
+    if statuses.get("broken") or statuses.get("error"):
+        return BROKEN
+    if statuses.get("pass"):
+        return IN_PART if statuses.get("refused rightly") else RIGHT
+    return REFUSED if statuses.get("refused rightly") else NOTHING
+
+
+def _by_verdict(counts: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, statuses in counts.items():
+        found.setdefault(_verdict(statuses), []).append(name)
+    return found
+
+
+def _name(op: str) -> str:
+    """The name of an overload's rule; of an in-place form ``add_``, and of an out= form ``add(out=)``."""
+    overload = overload_named(op)
+    rule = registry.get(overload)
+    if is_inplace(overload) or is_out(overload):
+        name = packet_name(overload)
+        return f"{name}{OF_FORMS[1]}" if is_out(overload) else name
+    return op if rule is None else rule.name
+
+
+def _by_rule(reports: Sequence[Report]) -> tuple[dict[str, Counter[str]], ...]:
+    """For each rule: its trials by status, why calls were refused, and why there was nothing to ask."""
+    counts: dict[str, Counter[str]] = {}
+    why: dict[str, Counter[str]] = {}
+    unasked: dict[str, Counter[str]] = {}
+    for report in reports:
+        for op, statuses in report.rules.items():
+            name = _name(op)
+            counts[name] = counts.get(name, Counter()) + Counter(statuses)
+            why[name] = why.get(name, Counter()) + Counter(report.refusals.get(op, {}))
+            unasked[name] = unasked.get(name, Counter()) + Counter(report.unasked.get(op, {}))
+    return counts, why, unasked
+
+
+def _with_reasons(rules: Sequence[str], why: Mapping[str, Counter[str]]) -> list[str]:
+    """The rules by reason, those of most rules first."""
+    by_reason: dict[str, list[str]] = {}
+    for rule in rules:
+        reasons = why.get(rule)
+        reason = _shortened(reasons.most_common(1)[0][0]) if reasons else ""
+        by_reason.setdefault(reason, []).append(rule)
+    ordered = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [f"- {reason}: {', '.join(f'`{name}`' for name in names)}" for reason, names in ordered]
+
+
+def _shortened(reason: str) -> str:
+    """A reason without the operator's name, shapes and numbers, in which those of one kind differ."""
+    text = re.sub(r"\(`.*", "", reason.partition(": ")[2] if ": " in reason[:60] else reason)
+    text = re.sub(r"x\[[^\]]*\]", "a slice", text)
+    text = re.sub(r"of shape \([^)]*\)|\[[^\]]*\]|\bx\b|\d+", "…", text.partition(". ")[0]).strip()
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+# ------------------------------------------------------------------------------ --device: every entry on another device
+
+WHATS = ("results", "gradients")
+
+
+def run_on_device(
+    names: Sequence[str], device: str, subject: str | None = None, sample: int | None = None, as_json: bool = False
+) -> int:
+    """Compare entries on a device, and print the findings; the exit status is 1 if one differs.
+
+    A device that this machine lacks is skipped: its name and torch's reason are printed.
+    """
+    try:
+        there = device_called(device)
+    except DeviceMissing as reason:
+        skipped = f"no device {device} on this machine ({reason})"
+        print(of_devices([], device, skipped) if as_json else f"skipped: {skipped}")
+        return 0
+    found = list(compared(names, there, subject, sample))
+    print(of_devices(found, device) if as_json else summary_of_device(found, device, reasons=len(names) == 1))
+    return 1 if any(finding.status == "different" for finding in found) else 0
+
+
+def compared(
+    names: Sequence[str], device: torch.device, subject: str | None = None, sample: int | None = None
+) -> Iterable[Finding]:
+    """The findings of each entry."""
+    tested = find_subject(subject)
+    comparison = OnXla if device.type == "jax" else None
+    with Bar(len(names), "entry") as bar:
+        for name in names:
+            yield from findings(operator_named(name), device, tested, sample, comparison)
+            bar.advance(name)
+
+
+def summary_of_device(found: Sequence[Finding], device: str, reasons: bool = False) -> str:
+    """Counts, the entries that could not be compared, and a command for each that differs.
+
+    With `reasons`, also a line for every other finding.
+    """
+    lines = []
+    for what in WHATS:
+        statuses = Counter(finding.status for finding in found if finding.what == what)
+        lines.append(
+            f"{what} on {device}: {statuses['equal']} equal to the CPU's, {statuses['refused']} refused on both, "
+            f"{statuses['different']} different, {statuses['not comparable']} not comparable"
+        )
+        lines += [f"    {line}" for line in not_comparable([f for f in found if f.what == what])]
+    for finding in found:
+        if finding.status == "different":
+            lines.append(f"{finding.entry}, {finding.what}: {finding.reason}\n    {repro_on_device(finding, device)}")
+        elif reasons:
+            lines.append(f"{finding.entry}, {finding.what}: {finding.status} {finding.reason}".rstrip())
+    return "\n".join(lines)
+
+
+def not_comparable(found: Iterable[Finding]) -> list[str]:
+    """A line for each kind of reason, with its entries."""
+    entries: dict[str, list[str]] = {}
+    for finding in found:
+        if finding.status == "not comparable":
+            entries.setdefault(finding.reason.partition(":")[0], []).append(finding.entry)
+    return [f"{reason}: {', '.join(sorted(names))}" for reason, names in sorted(entries.items())]
+
+
+def repro_on_device(finding: Finding, device: str) -> str:
+    """The command that repeats a finding."""
+    sample = "" if finding.sample is None else f" --sample {finding.sample}"
+    return f"python -m op_registry check --device {device} --op {finding.entry}{sample}"

@@ -22,7 +22,7 @@ from op_registry.conformance.samples import database
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.trial import Trial
 from op_registry.conformance.trials import Settings, run_operator, trials_of
-from op_registry.report import conformance as reporting
+from op_registry.report import conformance
 from op_registry.rule import Gap
 
 EAGER = "masked_dispatch.conformance_subject:eager"
@@ -146,7 +146,7 @@ def test_the_summary_has_the_share_the_gaps_and_what_was_not_compared() -> None:
     gap = Outcome("P7", "float32 sample 0 half aot_eager", "gap", "why (it raises)", "python -m …")
     broken = Outcome("P7", "float32 sample 0 half aot_eager", "broken", "it differs", "python -m …")
     silent = {"P7": {"plain torch cannot do it in mode aot_eager either: TypeError": 1}}
-    text = reporting.summary(
+    text = conformance.summary(
         [
             Report("exp", {"P7": {"pass": 1}}),
             Report("sin", {"P7": {"pass": 2}}),

@@ -27,7 +27,7 @@ from op_registry.conformance.samples import database, operator_named
 from op_registry.conformance.stored_samples import FOLDED, storable
 from op_registry.conformance.trials import STORAGES, Settings, run_operator, trials_of
 from op_registry.conformance.watching import calls_of
-from op_registry.report import conformance as reporting
+from op_registry.report import conformance
 from own_operator import OWN
 from parts_of_the_database import asked_for, entries, failures
 
@@ -191,7 +191,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_summary_counts_what_no_oracle_speaks_for() -> None:
     report = run_operator("multinomial", Settings(subject=EAGER, laws=("P2",), most=1, masks=("half",)))
-    text = reporting.summary([report])
+    text = conformance.summary([report])
     assert "P2 had no oracle in 1 trials, for 1 reasons:\n        1  aten.multinomial.default" in text
     assert "undecided: P2 of 1 operators" in text
 

@@ -22,7 +22,7 @@ from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.trial import Broken
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.dimensions.labels import Dimensions
-from op_registry.report import database_calls
+from op_registry.report import coverage
 
 aten = torch.ops.aten
 
@@ -69,7 +69,7 @@ CALLS: list[tuple[Any, tuple[Any, ...]]] = [
 ]
 
 
-CALLED = {op for calls in database_calls.known().values() for op in calls.ops}
+CALLED = {op for calls in coverage.known_calls().values() for op in calls.ops}
 
 
 @pytest.mark.parametrize(("op", "args"), CALLS)

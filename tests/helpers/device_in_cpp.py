@@ -19,7 +19,7 @@ from torch.utils import cpp_extension
 
 from op_registry.conformance.devices.reference import Module
 from op_registry.conformance.samples import database
-from op_registry.report import devices
+from op_registry.report import conformance
 from repository import HELPERS
 
 NAME = "cpp_device"
@@ -59,4 +59,4 @@ def set_up() -> None:
 
 if __name__ == "__main__":
     set_up()
-    sys.exit(devices.run(sys.argv[1:] or list(database()), NAME))
+    sys.exit(conformance.run_on_device(sys.argv[1:] or list(database()), NAME))

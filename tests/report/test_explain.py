@@ -14,11 +14,9 @@ from torch.overrides import get_testing_overrides, resolve_name
 import op_registry
 from op_registry import registry
 from op_registry.__main__ import main
-from op_registry.report import database_calls
-from op_registry.report.explain import UnknownName, explain
-from op_registry.report.explain_storage import LAYOUTS
-from op_registry.report.names import named, operator_of
-from op_registry.report.python_source import operators_called
+from op_registry.report import coverage
+from op_registry.report.explain import LAYOUTS, explain
+from op_registry.report.names import UnknownName, named, operator_of, operators_called
 from op_registry.sparse.lowering import lowering_of
 from op_registry.sparse.record import Sparse
 
@@ -255,7 +253,7 @@ def test_a_python_function_says_what_was_seen_and_what_was_read() -> None:
 
 
 def test_an_entry_of_the_database() -> None:
-    for name in database_calls.known():
+    for name in coverage.known_calls():
         assert explain(name, samples=False).strip()
     said = rows(explain("nn_functional_mse_loss"))
     assert said["calls"] == "aten.broadcast_tensors.default, aten.mse_loss.default"
@@ -365,11 +363,11 @@ def test_the_command_imports_a_users_module(
 
 
 def test_entries_are_known_without_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    from op_registry.report import explain_storage
+    from op_registry.report import explain as explaining
 
     def asked() -> None:
         raise AssertionError("torch's operator database was asked")
 
-    monkeypatch.setattr(explain_storage, "database", asked)
+    monkeypatch.setattr(explaining, "database", asked)
     assert "exp" in rows(explain("aten.exp", samples=False))["samples"]
-    assert aten.exp.default in database_calls.known()["exp"].ops
+    assert aten.exp.default in coverage.known_calls()["exp"].ops

@@ -147,7 +147,7 @@ def test_a_step_of_batch_norm_may_leave_its_statistics_unwritten(x):
 
 def test_what_is_refused_is_so_in_the_coverage_table_with_its_reason():
     def entry(name):
-        return str(coverage.entry_of(database()[name]))
+        return str(coverage.entry_from(coverage.calls_of(database()[name])))
 
     assert entry("resize_") == ("resize_: refused (aten.resize_.default: it exposes memory of unknown validity)")
     assert entry("to_sparse") == (

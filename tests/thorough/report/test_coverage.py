@@ -21,9 +21,7 @@ from op_registry.__main__ import TIERS, main
 from op_registry.authoring import opaque
 from op_registry.conformance.samples import database
 from op_registry.conformance.trials import run_operator
-from op_registry.report import conformance as reporting
-from op_registry.report import coverage, database_calls
-from op_registry.report import sparse_coverage as stored_coverage
+from op_registry.report import conformance, coverage
 from op_registry.sparse.record import Sparse
 from repository import ROOT
 
@@ -45,8 +43,8 @@ def test_the_table_is_as_it_was_accepted() -> None:
     changes = unlike(EXPECTED.read_text(), coverage.expectation(calls))
     # Not the first line, which says when it was measured.
     kept, now = (
-        database_calls.KNOWN.read_text().partition("\n")[2],
-        database_calls.written(calls, "").partition("\n")[2],
+        coverage.KNOWN.read_text().partition("\n")[2],
+        coverage.table_of_calls(calls, "").partition("\n")[2],
     )
     changes += unlike(kept, now)
     assert not changes, "\n".join([*changes, "", f"If that is as it should be: {AGAIN}"])
@@ -73,22 +71,22 @@ def test_what_is_known_follows_the_registry() -> None:
 
 def test_a_measured_table_names_its_date_torch_and_command() -> None:
     for path, command in (
-        (database_calls.KNOWN, AGAIN),
-        (stored_coverage.MEASURED, stored_coverage.COMMAND),
+        (coverage.KNOWN, AGAIN),
+        (coverage.SHARES, coverage.COMMAND_OF_SHARES),
     ):
-        said = database_calls.measured_how(path)
+        said = coverage.measured_how(path)
         assert re.fullmatch(rf"measured on \d{{4}}-\d\d-\d\d with torch [\d.]+: {re.escape(command)}", said), said
 
 
 def test_an_overload_that_this_torch_lacks_is_left_out(tmp_path: Path) -> None:
     line = "add\tfloat32\tno\taten.add.Tensor,aten.add.Never,aten.never_was.default\t"
-    (tmp_path / "table").write_text(f"# head\n{chr(9).join(database_calls.COLUMNS)}\n{line}\n")
-    calls = database_calls.known(tmp_path / "table")["add"]
-    assert calls == database_calls.Calls("add", frozenset({torch.float32}), False, (aten.add.Tensor,))
+    (tmp_path / "table").write_text(f"# head\n{chr(9).join(coverage.COLUMNS)}\n{line}\n")
+    calls = coverage.known_calls(tmp_path / "table")["add"]
+    assert calls == coverage.Calls("add", frozenset({torch.float32}), False, (aten.add.Tensor,))
 
 
 def entry(name: str) -> coverage.Entry:
-    return coverage.entry_of(database()[name])
+    return coverage.entry_from(coverage.calls_of(database()[name]))
 
 
 def test_what_decomposes_is_taken_apart() -> None:
@@ -121,12 +119,12 @@ def test_every_entry_is_counted_once() -> None:
 
 
 def test_the_command_measures_and_writes_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exp = database_calls.Calls("exp", frozenset({torch.float32}), False, (aten.exp.default,))
+    exp = coverage.Calls("exp", frozenset({torch.float32}), False, (aten.exp.default,))
     monkeypatch.setattr(coverage, "measure", lambda: [exp])
-    monkeypatch.setattr(database_calls, "KNOWN", tmp_path / "known")
+    monkeypatch.setattr(coverage, "KNOWN", tmp_path / "known")
     assert main(["coverage", "--write", str(tmp_path / "table")]) == 0
     assert (tmp_path / "table").read_text().startswith("exp: rule\n\naten.")
-    assert database_calls.known(tmp_path / "known") == {"exp": exp}
+    assert coverage.known_calls(tmp_path / "known") == {"exp": exp}
 
 
 @pytest.mark.parametrize("option", ["--measure", "--verbose"])
@@ -144,53 +142,53 @@ def test_samples_are_run_when_asked_to_alone(
 
 
 def test_every_entry_is_in_the_table_of_storages() -> None:
-    assert sorted(stored_coverage.measured()) == sorted(database())
+    assert sorted(coverage.measured_shares()) == sorted(database())
 
 
 @pytest.mark.parametrize("name", ["exp", "add", "clamp", "sum", "amax", "softmax", "transpose", "sort", "inner", "mm"])
 def test_the_table_of_storages_is_as_it_was_measured(name: str) -> None:
     subject = "masked_dispatch.conformance_subject:eager"
     report = run_operator(name, dataclasses.replace(TIERS["quick"], subject=subject, laws=("P4",)))
-    found = reporting.storage_shares([report])[name]
-    accepted = stored_coverage.measured()[name]
-    now = {layout: found.get(layout, (0, 0, 0)) for layout in stored_coverage.LAYOUTS}
+    found = conformance.storage_shares([report])[name]
+    accepted = coverage.measured_shares()[name]
+    now = {layout: found.get(layout, (0, 0, 0)) for layout in coverage.LAYOUTS}
     assert now == accepted, (
         "python -m op_registry check --law P4 --table-of-storages op_registry/report/sparse_coverage.tsv"
     )
 
 
 def test_where_a_sparse_form_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stored_coverage.form(aten.exp.default) == "generic"
-    assert stored_coverage.form(aten.mm.default) == "generic"
-    assert stored_coverage.form(aten.gather.default) == "own kernel"
-    assert stored_coverage.form(aten.linalg_inv_ex.default) in ("refused", "densifies")
-    assert stored_coverage.form_of_all([aten.gather.default, aten.exp.default]) == "own kernel"
+    assert coverage.form(aten.exp.default) == "generic"
+    assert coverage.form(aten.mm.default) == "generic"
+    assert coverage.form(aten.gather.default) == "own kernel"
+    assert coverage.form(aten.linalg_inv_ex.default) in ("refused", "densifies")
+    assert coverage.form_of_all([aten.gather.default, aten.exp.default]) == "own kernel"
     rule = registry.get(aten.gather.default)
     assert rule is not None
     monkeypatch.delitem(rule.lowerings, Sparse)
-    assert stored_coverage.form(aten.gather.default) == "densifies"
-    assert stored_coverage.form_of_all([aten.gather.default, aten.exp.default]) == "densifies"
+    assert coverage.form(aten.gather.default) == "densifies"
+    assert coverage.form_of_all([aten.gather.default, aten.exp.default]) == "densifies"
 
 
 def test_what_was_measured_has_the_last_word() -> None:
-    assert stored_coverage.state("own kernel", (12, 12, 0)) == "own kernel"
-    assert stored_coverage.state("densifies", (12, 12, 0)) == "generic"
-    assert stored_coverage.state("own kernel", (3, 12, 0)) == "in part"
-    assert stored_coverage.state("generic", (0, 12, 0)) == "densifies"
-    assert stored_coverage.state("generic", (0, 0, 3)) == "refused"
-    assert stored_coverage.state("generic", (0, 0, 0)) == "not tried"
+    assert coverage.state_of_storage("own kernel", (12, 12, 0)) == "own kernel"
+    assert coverage.state_of_storage("densifies", (12, 12, 0)) == "generic"
+    assert coverage.state_of_storage("own kernel", (3, 12, 0)) == "in part"
+    assert coverage.state_of_storage("generic", (0, 12, 0)) == "densifies"
+    assert coverage.state_of_storage("generic", (0, 0, 3)) == "refused"
+    assert coverage.state_of_storage("generic", (0, 0, 0)) == "not tried"
 
 
 def test_the_table_counts_entries_by_layout(tmp_path: Path) -> None:
     shares = {"a": {"coo": (2, 2, 0), "csr": (1, 2, 0)}, "b": {"coo": (0, 2, 0)}}
-    (tmp_path / "table").write_text(stored_coverage.written(shares))
-    again = stored_coverage.measured(tmp_path / "table")
+    (tmp_path / "table").write_text(coverage.table_of_shares(shares))
+    again = coverage.measured_shares(tmp_path / "table")
     assert again["a"]["csr"] == (1, 2, 0)
-    head, *rows = stored_coverage.table({"a": "own kernel", "b": "generic"}, again).splitlines()
+    head, *rows = coverage.table_of_storages({"a": "own kernel", "b": "generic"}, again).splitlines()
     assert head.split()[:4] == ["stored", "as", "coo", "csr"]
     assert [row.rsplit(maxsplit=7)[1:3] for row in rows] == [
         ["1", "0"], ["0", "0"], ["0", "1"], ["1", "0"], ["0", "0"], ["0", "1"]
     ]  # fmt: skip
-    assert "a: coo own kernel, csr in part (1 of 2), csc not tried" in stored_coverage.listing(
+    assert "a: coo own kernel, csr in part (1 of 2), csc not tried" in coverage.listing_of_storages(
         {"a": "own kernel"}, again
     )
