@@ -88,17 +88,9 @@ from masked_dispatch.dispatch import compile as _compile
 from masked_dispatch.dispatch import extents as _extents
 from masked_dispatch.dispatch import ladder as _dispatch
 from masked_dispatch.dispatch import library as _library
-from masked_dispatch.interop import attention_module as _attention_module
-from masked_dispatch.interop import collate as _collation
-from masked_dispatch.interop import distributions as _distributions
 from masked_dispatch.interop import gradients_of_others as _gradients_of_others
-from masked_dispatch.interop import guessed_backends as _guessed_backends
-from masked_dispatch.interop import low_rank as _low_rank
-from masked_dispatch.interop import parameter_vectors as _parameter_vectors
-from masked_dispatch.interop import processes as _processes
+from masked_dispatch.interop import outside_dispatch as _outside_dispatch
 from masked_dispatch.interop import protocols as _protocols
-from masked_dispatch.interop import torch_masked as _torch_masked
-from masked_dispatch.interop import torch_script as _torch_script
 from masked_dispatch.replacements.replacing import patches
 from masked_dispatch.seeing.audit import Audit, audit
 from masked_dispatch.seeing.trace import Trace, trace
@@ -120,17 +112,9 @@ _library.install()
 _dispatch.install()
 _compile.install()
 _extents.install()
-_torch_masked.install()
-_attention_module.install()
-_low_rank.install()
-_distributions.install()
-_torch_script.install()
+_outside_dispatch.install()
 _gradients.install()
 _gradients_of_others.install()
-_collation.install()
-_processes.install()
-_guessed_backends.install()
-_parameter_vectors.install()
 _protocols.install()
 _methods.install()
 _known_words.install()

@@ -19,7 +19,7 @@ from masked_dispatch.interop.crossing import (
     tensors_of,
     without_extent,
 )
-from masked_dispatch.interop.numpy_masked import parts_of_masked_array
+from masked_dispatch.interop.protocols import parts_of_masked_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.checks import check_mask, checked_dim, least_and_most, values_unknown
 from masked_dispatch.tensor.code_version import code_version

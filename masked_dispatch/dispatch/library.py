@@ -22,8 +22,7 @@ from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.positions import align, ends, order_of_samples, placed_like, places_of_groups, positions
 from masked_dispatch.dispatch.sparse import accumulate_sparse
 from masked_dispatch.dispatch.sparsify import keep_top, keep_where
-from masked_dispatch.interop.stored_pieces import stored_indices, stored_values
-from masked_dispatch.interop.torch_sparse import to_torch_sparse
+from masked_dispatch.interop.torch_sparse import stored_indices, stored_values, to_torch_sparse
 from masked_dispatch.tensor.checks import check_mask, check_mask_source, stored_validity
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor

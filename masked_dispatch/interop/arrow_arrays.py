@@ -11,8 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving, takes
-from masked_dispatch.interop.tables import stacked
+from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving, stacked, takes
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 ARROW = OF_NUMPY - {torch.complex64, torch.complex128}

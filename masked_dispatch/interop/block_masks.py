@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
 from masked_dispatch.interop.crossing import as_masked, mask_of, takes
-from masked_dispatch.interop.padding import positions_of
+from masked_dispatch.interop.sequences import positions_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 

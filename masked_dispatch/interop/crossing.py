@@ -168,14 +168,9 @@ def without_extent(value: Any) -> Any:
     return value.without_extent() if knows_padding(value) else value
 
 
-def zero_of(tensor: Tensor) -> int | bool:
-    """Return the fill value of invalid elements."""
-    return False if tensor.dtype is torch.bool else 0
-
-
 def filled(tensor: Tensor) -> Tensor:
     """Return the values of a masked or plain tensor, 0 or False where invalid; differentiable."""
-    return tensor.to_tensor(zero_of(tensor)) if isinstance(tensor, MaskedTensor) else tensor
+    return tensor.to_tensor(False if tensor.dtype is torch.bool else 0) if isinstance(tensor, MaskedTensor) else tensor
 
 
 def mask_of(tensor: Tensor) -> Tensor:
@@ -206,3 +201,27 @@ def leaving(tensor: Tensor, library: str, dtypes: frozenset[torch.dtype] = OF_NU
     """Check that a library can hold a tensor, and return the tensor's parts."""
     check_leaving(tensor, library, dtypes)
     return Parts(filled(tensor).detach().resolve_conj().resolve_neg(), mask_of(tensor))
+
+
+# --------------------------------------------------------------------------------------------------- columns of a table
+
+
+def stacked(columns: dict[str, Parts], rows: int, dtype: torch.dtype | None, instead: str) -> MaskedTensor:
+    """Stack the columns side by side, shape (rows, columns), converted to `dtype`.
+
+    Raises TypeError, with the hint `instead`, for columns of several dtypes without `dtype`.
+    """
+    check_dtype(dtype)
+    if dtype is None and len({parts.values.dtype for parts in columns.values()}) > 1:
+        kinds = ", ".join(f"{name} {parts.values.dtype}" for name, parts in columns.items())
+        raise TypeError(f"a tensor has one dtype, and these columns have several: {kinds}. Choose one, {instead}")
+    if not columns:
+        return as_masked(torch.empty(rows, 0, dtype=dtype))
+    values = [parts.values if dtype is None else parts.values.to(dtype) for parts in columns.values()]
+    return as_masked(torch.stack(values, 1), torch.stack([parts.valid for parts in columns.values()], 1))
+
+
+def check_dtype(dtype: object) -> None:
+    """Refuse names of dtypes, which other libraries accept."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype={dtype!r} is not a dtype of torch: pass one, such as torch.float64")

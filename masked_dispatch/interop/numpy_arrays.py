@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.interop.crossing import as_masked, takes
-from masked_dispatch.interop.numpy_masked import masked_array_of
+from masked_dispatch.interop.protocols import masked_array_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 AnyArray = np.ndarray[Any, np.dtype[Any]]

@@ -10,9 +10,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving, takes
+from masked_dispatch.interop.crossing import OF_NUMPY, Parts, as_masked, leaving, stacked, takes
 from masked_dispatch.interop.numpy_arrays import tensor_of_array
-from masked_dispatch.interop.tables import stacked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 TYPES = (

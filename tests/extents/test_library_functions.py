@@ -18,7 +18,7 @@ from torch import Tensor
 import equal_extents
 import masked_dispatch as md
 from masked_dispatch import interop, missing
-from masked_dispatch.interop.doors import DOORS
+from masked_dispatch.interop import DOORS
 
 LENGTHS = (4, 2, 3)
 PLACES = {

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
-from masked_dispatch.interop import attention_module
-from masked_dispatch.interop.attention_module import lines_of_torch
+from masked_dispatch.interop import outside_dispatch
+from masked_dispatch.interop.outside_dispatch import lines_of_torch
 from masked_dispatch.replacements.replacing import serving_instead
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 5, 7, 8, 2
@@ -44,12 +44,12 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return call
 
     operator = torch.ops.torch_nn_functional.multi_head_attention.default
-    monkeypatch.setattr(attention_module, "OPERATOR", noting("operator", operator))
+    monkeypatch.setattr(outside_dispatch, "OPERATOR", noting("operator", operator))
     served = serving_instead(
         "torch.nn.functional.multi_head_attention_forward",
         noting("lines", lines_of_torch),
-        attention_module.multi_head_attention_forward,
-        attention_module.has_masked_operand,
+        outside_dispatch.multi_head_attention_forward,
+        outside_dispatch.has_masked_operand,
     )
     monkeypatch.setattr(F, "multi_head_attention_forward", served)
     return seen

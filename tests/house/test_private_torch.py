@@ -50,8 +50,11 @@ ALLOWED: dict[str, tuple[tuple[str, ...], str]] = {
     "._nnz": (("masked_dispatch/densification.py",), "the number of specified elements has no public accessor"),
     "._indices": (("masked_dispatch/", "op_registry/sparse/layout.py"), "indices() refuses uncoalesced tensors"),
     "._values": (("masked_dispatch/", "op_registry/sparse/layout.py"), "values() refuses uncoalesced tensors"),
-    "torch._lobpcg": (("masked_dispatch/interop/low_rank.py",), "where torch.lobpcg asks who is to run it"),
-    "torch._lowrank": (("masked_dispatch/interop/low_rank.py",), "where torch.svd_lowrank asks who is to run it"),
+    "torch._lobpcg": (("masked_dispatch/interop/outside_dispatch.py",), "where torch.lobpcg asks who is to run it"),
+    "torch._lowrank": (
+        ("masked_dispatch/interop/outside_dispatch.py",),
+        "where torch.svd_lowrank asks who is to run it",
+    ),
     "torch.distributions.von_mises._rejection_sample": (
         ("op_registry/ops/queries/empty.py",),
         "the loop that draws until every sample is accepted",

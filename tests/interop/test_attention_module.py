@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import masked_dispatch as md
 from attention_of_sequences import BATCH, HEADS, KEYS, QUERIES, WIDTH, X, noted, padding, tokens
-from masked_dispatch.interop.attention_module import lines_of_torch
+from masked_dispatch.interop.outside_dispatch import lines_of_torch
 
 CAUSAL = {"attn_mask": nn.Transformer.generate_square_subsequent_mask(QUERIES), "is_causal": True}
 Y = tokens(KEYS, padding(KEYS, 2, 7, 4), seed=1)

@@ -21,7 +21,7 @@ from distributions_of_matrices import (
     with_hole,
     without_first,
 )
-from masked_dispatch.interop.distributions import METHODS
+from masked_dispatch.interop.outside_dispatch import METHODS
 from padded_slices import GARBAGE, same
 
 HOLES = [(kind, name) for kind, (_, names) in KINDS.items() for name in names]

@@ -17,7 +17,7 @@ from torch import Tensor
 import masked_dispatch as md
 from door_samples import FLOATS, INTEGERS, UNSIGNED, masked, same, shapes
 from masked_dispatch import interop
-from masked_dispatch.interop.doors import MODULES
+from masked_dispatch.interop import MODULES
 from repository import ROOT
 
 # torch says so once a process.

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import masked_dispatch as md
-from masked_dispatch.interop import guessed_backends
+from masked_dispatch.interop import outside_dispatch
 from storages import STORAGES
 
 NAN = float("nan")
@@ -82,7 +82,7 @@ def unknown_library(tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
 
 def test_a_library_is_told_when_it_is_imported_and_not_before(unknown_library: Path) -> None:
     unknown_library.write_text('_aliases = {"torch": "opt_einsum.backends.torch"}\n')
-    guessed_backends.install()
+    outside_dispatch.tell_when_imported()
     assert "opt_einsum" not in sys.modules
     module = importlib.import_module("opt_einsum.backends.dispatch")
     assert module._aliases["masked_dispatch"] == "opt_einsum.backends.torch"
@@ -91,11 +91,11 @@ def test_a_library_is_told_when_it_is_imported_and_not_before(unknown_library: P
 def test_what_was_said_of_us_before_stays(unknown_library: Path) -> None:
     unknown_library.write_text('_aliases = {"torch": "a", "masked_dispatch": "b"}\n')
     module = importlib.import_module("opt_einsum.backends.dispatch")
-    guessed_backends.install()
+    outside_dispatch.tell_when_imported()
     assert module._aliases["masked_dispatch"] == "b"
 
 
 def test_a_release_without_the_table_is_left_alone(unknown_library: Path) -> None:
     unknown_library.write_text("")
-    guessed_backends.install()
+    outside_dispatch.tell_when_imported()
     assert not hasattr(importlib.import_module("opt_einsum.backends.dispatch"), "_aliases")

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import masked_dispatch as md
 from masked_dispatch import interop
-from masked_dispatch.interop.doors import DOORS
+from masked_dispatch.interop import DOORS
 
 NAMES = [name for name in (*md.__all__, *interop.__all__) if name.startswith(("from_", "to_", "pad_"))]
 WRONG = {"a list": [1, None], "None": None, "a string": "text", "a number": 3, "a nested tuple": ((1.0, 2.0), (3.0,))}
