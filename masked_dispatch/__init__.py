@@ -91,7 +91,7 @@ from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import gradients_of_others as _gradients_of_others
 from masked_dispatch.interop import outside_dispatch as _outside_dispatch
 from masked_dispatch.interop import protocols as _protocols
-from masked_dispatch.replacements.replacing import patches
+from masked_dispatch.replacements import patches
 from masked_dispatch.seeing.audit import Audit, audit
 from masked_dispatch.seeing.trace import Trace, trace
 from masked_dispatch.tensor import buffers as _buffers

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from masked_dispatch.command_line import demonstration, doctor, installation
+from masked_dispatch.command_line import demonstration, doctor
 
 EXIT_CODES = (
     "exit codes: 0 all is well; 1 (doctor, demo) something does not hold, or did not come out as claimed; 2 an unknown "
@@ -46,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _info(as_json: bool) -> int:
-    found = installation.info()
-    print(_document("info", found) if as_json else installation.as_text(found))
+    found = doctor.info()
+    print(_document("info", found) if as_json else doctor.as_text(found))
     return 0
 
 

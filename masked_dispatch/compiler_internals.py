@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from masked_dispatch.later_import import when_imported
-from masked_dispatch.replacements.replacing import is_replaced, no_call, replace
+from masked_dispatch.replacements import is_replaced, no_call, replace
 
 if TYPE_CHECKING:
     from torch._dynamo.comptime import ComptimeContext

@@ -17,7 +17,7 @@ from torch import _vmap_internals
 from torch.utils import checkpoint
 
 from masked_dispatch.compiler_internals import not_compiled
-from masked_dispatch.replacements.replacing import no_call, put, replace
+from masked_dispatch.replacements import no_call, put, replace
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.interop.crossing import extent_of, mask_of
-from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.replacements import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import PairOfTensors
 

@@ -1,22 +1,25 @@
-"""Whether the library works with the torch that is installed: assumptions, assignments, a sample of the laws."""
+"""What is installed, and whether the library works with it: assumptions, assignments, a sample of the laws."""
 
 from __future__ import annotations
 
 import functools
+import platform
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 
 import torch
 
 from masked_dispatch.assumptions import assignments, compiler, dispatch, distributed, engine, graphs
 from masked_dispatch.assumptions.checks import ASSUMPTIONS, broken_among
-from masked_dispatch.command_line import installation
 from masked_dispatch.compiler_internals import without_compiler_warnings
 from masked_dispatch.conformance_subject import eager
 from masked_dispatch.versions import TESTED
+from op_registry import registry
 from op_registry.conformance import check
 from op_registry.conformance.devices.comparison import findings
 from op_registry.conformance.own_operators import RegisteredOperator
@@ -113,7 +116,7 @@ def _compared(device: torch.device) -> tuple[int, list[str]]:
 def as_document(done: list[Part]) -> dict[str, Any]:
     """The whole examination as values."""
     return {
-        **installation.machine(),
+        **machine(),
         "tested": list(TESTED),
         "holds": not any(part.broken for part in done),
         "parts": [asdict(part) for part in done],
@@ -129,7 +132,7 @@ def as_line(part: Part) -> str:
 
 def verdict(done: list[Part]) -> str:
     """What to make of it: that it works, or the lines to report."""
-    facts = installation.machine()
+    facts = machine()
     if not any(part.broken for part in done):
         return f"verdict: masked_dispatch {facts['masked_dispatch']} works with torch {facts['torch']}"
     report = [
@@ -139,3 +142,70 @@ def verdict(done: list[Part]) -> str:
         *(f"  {part.title}: {line.splitlines()[0]}" for part in done for line in part.broken),
     ]
     return "\n".join(report)
+
+
+# --------------------------------- info: versions, devices, the number of rules, and which optional libraries are there
+
+DISTRIBUTION = "masked-dispatch"
+OF_EXTRA = re.compile(r"^([\w.-]+).*;.*\bextra\s*==\s*['\"]([\w-]+)['\"]")
+
+
+def info() -> dict[str, Any]:
+    """Everything, as values."""
+    return {**machine(), "rules": len(registry), "extras": extras()}
+
+
+def machine() -> dict[str, Any]:
+    """The versions of this library, torch and Python, the system, and its devices."""
+    return {
+        "masked_dispatch": version_of(DISTRIBUTION) or "not installed (imported from its sources)",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "devices": devices(),
+    }
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version of a distribution; None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def devices() -> list[str]:
+    """The devices that torch has on this machine."""
+    found = [f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"]
+    found += [f"cuda:{n} ({torch.cuda.get_device_name(n)})" for n in range(torch.cuda.device_count())]
+    found += ["mps"] if torch.backends.mps.is_available() else []
+    found += [f"xpu:{n}" for n in range(torch.xpu.device_count())] if torch.xpu.is_available() else []
+    return found
+
+
+def extras() -> dict[str, dict[str, str | None]]:
+    """For each extra, its libraries with their versions; None for a library that is not installed."""
+    try:
+        required = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, dict[str, str | None]] = {}
+    for requirement in required:
+        match = OF_EXTRA.match(requirement)
+        if match is not None:
+            library, extra = match.groups()
+            found.setdefault(extra, {})[library] = version_of(library)
+    return found
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """The same as lines."""
+    lines = [f"{name:18}{found[name]}" for name in ("masked_dispatch", "torch", "python", "system")]
+    lines += [f"{'devices' if n == 0 else '':18}{device}" for n, device in enumerate(found["devices"])]
+    lines.append(f"{'rules':18}{found['rules']} overloads")
+    for extra, libraries in found["extras"].items():
+        there = [f"{name} {version}" for name, version in libraries.items() if version]
+        missing = [name for name, version in libraries.items() if not version]
+        parts = [", ".join(there), f"missing: {', '.join(missing)}" if missing else ""]
+        lines.append(f"{f'[{extra}]':18}{'; '.join(filter(None, parts))}")
+    return "\n".join(lines)

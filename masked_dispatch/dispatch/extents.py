@@ -15,7 +15,7 @@ from masked_dispatch.autograd.reached import joined
 from masked_dispatch.autograd.sparse import unwrap_any, wrap_any
 from masked_dispatch.dispatch.run_rule import Kernel
 from masked_dispatch.dispatch.sparse_writes import record_below
-from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.replacements import replace
 from masked_dispatch.tensor.extent_sharing import forget_extent
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap

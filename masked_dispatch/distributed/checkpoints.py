@@ -42,7 +42,7 @@ from torch.distributed.tensor import DTensor
 
 from masked_dispatch.distributed.agreement import described, named
 from masked_dispatch.distributed.staging import install as install_stagers
-from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.replacements import replace
 from masked_dispatch.tensor.extent_sharing import forget_extent, receive_extent
 from masked_dispatch.tensor.file_format import VERSION
 from masked_dispatch.tensor.mask_sharing import ViewFamily

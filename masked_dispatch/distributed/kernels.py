@@ -22,7 +22,7 @@ from masked_dispatch.distributed.calls import Call, Finish
 from masked_dispatch.distributed.sparse_calls import SparseCall
 from masked_dispatch.distributed.works import work_for
 from masked_dispatch.distributed_internals import boxed_work, collective_named, process_group_of
-from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.replacements import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, schema_of

@@ -27,7 +27,7 @@ from masked_dispatch.distributed.distributed_tensors import (
     with_booleans,
 )
 from masked_dispatch.distributed_internals import PREPARING, placing_module
-from masked_dispatch.replacements.replacing import no_call, replace
+from masked_dispatch.replacements import no_call, replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager
 
-from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.replacements import replace
 from masked_dispatch.tensor.checks import contains_masked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, rebuild_sparse, stored_parts

@@ -25,7 +25,7 @@ from masked_dispatch.autograd.sparse import unwrap_any
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.interop.crossing import as_masked, knows_padding, without_extent
 from masked_dispatch.later_import import when_imported
-from masked_dispatch.replacements.replacing import replace, replace_entry
+from masked_dispatch.replacements import replace, replace_entry
 from masked_dispatch.tensor.checks import contains_masked, is_given_masked
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, family_around, with_extent

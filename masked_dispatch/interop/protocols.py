@@ -16,7 +16,7 @@ from torch import Tensor
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.interop import door
 from masked_dispatch.interop.crossing import leaving
-from masked_dispatch.replacements.replacing import replace
+from masked_dispatch.replacements import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 # numpy.ma has these NumPy functions under the same name, and respects the mask of every argument.

@@ -4,11 +4,9 @@ Each function takes masked tensors in any storage (and plain ones, in which noth
 dimension, and is differentiable; results are stored densely. pandas is only needed for labels that are neither integers
 nor bool.
 
-filling.py          fill, move and drop missing elements
-groups.py           statistics of groups
-labels.py           labels as numbers of groups
+filling.py          fill, move and drop missing elements; what all functions share
+groups.py           statistics of groups, and labels as numbers of groups
 rolling_windows.py  statistics of rolling windows
-moments.py          code that the statistics share
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from masked_dispatch.missing.moments import (
+from masked_dispatch.missing.filling import (
     InOrder,
     check_inexact,
     root,

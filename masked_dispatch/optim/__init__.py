@@ -19,9 +19,8 @@ ASGD, Adafactor, Muon and LBFGS have no such form: ASGD's average of a parameter
 the state of Adafactor and Muon belongs to the rows and columns of a matrix instead of its elements, and that of LBFGS
 to all parameters as one vector.
 
-masked_step.py  a step of torch's optimizers on the elements that have a gradient
-optimizers.py   torch's optimizers with it
-stock.py        torch's optimizers and masked tensors: refusals and warnings
+optimizers.py  a step of torch's optimizers on the elements that have a gradient, and the optimizers with it
+stock.py       torch's optimizers and masked tensors: refusals and warnings
 """
 
 from typing import TYPE_CHECKING, NoReturn

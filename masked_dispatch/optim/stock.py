@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from masked_dispatch.optim.masked_step import MaskedStep
+from masked_dispatch.optim.optimizers import MaskedStep
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.errors import MaskedSemanticsError
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from masked_dispatch.replacements.replacing import no_call, replace
+from masked_dispatch.replacements import no_call, replace
 from masked_dispatch.tensor.messages import called_on_memory
 from op_registry import MaskedSemanticsError
 

@@ -1,8 +1,7 @@
 """Masked tensors on XLA, by torchax: the extra `xla`. Nothing happens until `enable()` is called.
 
 internals.py  the private parts of torchax, each assumption with a test
-tensors.py    the masked tensor around torchax tensors
-pytrees.py    masked tensors as arguments and results of functions of jax
+tensors.py    the masked tensor around torchax tensors, also as argument and result of functions of jax
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from masked_dispatch.torchax.internals import (
     serve_modes,
     tensor_types,
 )
-from masked_dispatch.torchax.pytrees import register_with_jax
-from masked_dispatch.torchax.tensors import OnJax, claim, moved
+from masked_dispatch.torchax.tensors import OnJax, claim, moved, register_with_jax
 from op_registry.records.tracing import readable
 
 __all__ = ["enable"]

@@ -15,7 +15,7 @@ import torch
 
 from masked_dispatch.__main__ import EXAMPLES, EXIT_CODES, main
 from masked_dispatch.assumptions.checks import Assumption
-from masked_dispatch.command_line import demonstration, doctor, installation
+from masked_dispatch.command_line import demonstration, doctor
 from op_registry import registry
 
 
@@ -42,15 +42,15 @@ def test_info_says_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     requires = ["torch>=2.13", "torch; extra == 'one'", 'no-such-library>=1; python_version >= "3" and extra == "one"']
-    monkeypatch.setattr(installation.metadata, "requires", lambda _: requires)
-    assert installation.extras() == {"one": {"torch": metadata.version("torch"), "no-such-library": None}}
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: requires)
+    assert doctor.extras() == {"one": {"torch": metadata.version("torch"), "no-such-library": None}}
     main(["info"])
     assert f"[one]             torch {metadata.version('torch')}; missing: no-such-library\n" in capsys.readouterr().out
 
 
 def test_sources_that_are_not_installed_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "DISTRIBUTION", "no-such-distribution")
-    found = installation.info()
+    monkeypatch.setattr(doctor, "DISTRIBUTION", "no-such-distribution")
+    found = doctor.info()
     assert found["masked_dispatch"] == "not installed (imported from its sources)"
     assert found["extras"] == {}
 
@@ -101,7 +101,7 @@ def test_the_checks_can_fail(broken: str, monkeypatch: pytest.MonkeyPatch) -> No
         )
         assert not demonstration.padding().holds
     else:
-        monkeypatch.setattr(demonstration.training, "losses", lambda hidden, advance: [4.0, hidden])
+        monkeypatch.setattr(demonstration, "losses", lambda hidden, advance: [4.0, hidden])
         assert not demonstration.trained(lambda: None).holds
 
 
@@ -140,7 +140,7 @@ def test_doctor_says_that_all_holds_or_what_to_report(
     ]
     monkeypatch.setattr(doctor, "parts", lambda: iter(parts))
     assert main(["doctor"]) == 0
-    version = installation.version_of("masked-dispatch")
+    version = doctor.version_of("masked-dispatch")
     assert capsys.readouterr().out == (
         "assumptions about torch      49 checks      all hold       5.2 s\n"
         "x[i] = v                      9 assignments all hold       1.0 s\n"

@@ -14,7 +14,7 @@ from torch import Tensor
 import masked_dispatch as md
 from masked_dispatch.interop import outside_dispatch
 from masked_dispatch.interop.outside_dispatch import lines_of_torch
-from masked_dispatch.replacements.replacing import serving_instead
+from masked_dispatch.replacements import serving_instead
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 3, 5, 7, 8, 2
 

@@ -6,7 +6,7 @@ import re
 from itertools import groupby
 from textwrap import fill
 
-from masked_dispatch.replacements.table import OLDEST, TABLE
+from masked_dispatch.replacements import OLDEST, TABLE
 
 
 def as_markdown() -> str:

@@ -12,7 +12,7 @@ import torch
 
 import masked_dispatch as md
 from masked_dispatch import interop, missing
-from masked_dispatch.missing.moments import KEYWORDS
+from masked_dispatch.missing.filling import KEYWORDS
 
 X = md.masked_tensor([1.0, 2.0, 4.0], [True, False, True])
 ARGUMENTS: dict[str, tuple[Any, ...]] = {

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 import masked_dispatch as md
-from masked_dispatch.replacements import replacing, table
-from masked_dispatch.replacements.replacing import patches, replace
+from masked_dispatch import replacements
+from masked_dispatch.replacements import patches, replace
 from page_of_replacements import as_markdown
 from replaced_in_torch import found
 from repository import ROOT
@@ -164,7 +164,7 @@ GIVEN = {
         for name in ("allgather", "gather", "scatter", "reduce_scatter")
     },
 }
-AT_IMPORT = {name: row for row in table.TABLE if row.when == table.IMPORT for name in row.whole_names}
+AT_IMPORT = {name: row for row in replacements.TABLE if row.when == replacements.IMPORT for name in row.whole_names}
 # A hook that torch offers, beside the lists (docs/replaced_in_torch.md).
 HOOK = "torch.optim.optimizer._global_optimizer_pre_hooks"
 
@@ -193,8 +193,8 @@ def test_the_page_has_the_lists() -> None:
 
 
 def test_all_that_is_replaced_is_listed() -> None:
-    unlisted = {name for name in found() if not name.startswith(HOOK)} - set(table._BY_NAME)
-    assert unlisted == set(), "replace it by masked_dispatch.replacements.replacing, and list it in table.py"
+    unlisted = {name for name in found() if not name.startswith(HOOK)} - set(replacements._BY_NAME)
+    assert unlisted == set(), "replace it by masked_dispatch.replacements, and list it in its TABLE"
     assert set(AT_IMPORT) <= set(found())
 
 
@@ -210,7 +210,7 @@ def test_what_checks_it_exists() -> None:
     from masked_dispatch import assumptions
 
     numbers = {int(n) for n in re.findall(r"^ ?(\d+)\. ", inspect.getsource(md.torch_internals), re.MULTILINE)}
-    for row in table.TABLE:
+    for row in replacements.TABLE:
         if isinstance(row.checked, int):
             assert row.checked in numbers
         else:
@@ -268,14 +268,16 @@ def test_nothing_is_assigned_in_torch_elsewhere() -> None:
         module(path): assigned_in_torch(path.read_text(encoding="utf-8"))
         for package in ("masked_dispatch", "op_registry")
         for path in (ROOT / package).rglob("*.py")
-        if not module(path).startswith(("masked_dispatch/replacements/", "op_registry/conformance/"))
+        if not module(path).startswith(("masked_dispatch/replacements.py", "op_registry/conformance/"))
     }
     assert {path: names for path, names in written.items() if names} == {}
 
 
 def test_a_name_that_is_not_listed_may_not_be_replaced() -> None:
-    with pytest.raises(LookupError, match=r"torch\.nn\.functional\.relu may not be replaced: .*table does not list it"):
-        replace(F, "relu", F.gelu, replacing.no_call)
+    with pytest.raises(
+        LookupError, match=r"torch\.nn\.functional\.relu may not be replaced: .*replacements does not list it"
+    ):
+        replace(F, "relu", F.gelu, replacements.no_call)
 
 
 # --------------------------------------------------------------------------------------------------------- each of them
@@ -333,13 +335,13 @@ def test_what_no_argument_tells_is_torchs_own_while_it_is_off() -> None:
 
 def test_a_call_switches_and_a_block_switches_back() -> None:
     with patches(False):
-        assert not replacing._on
+        assert not replacements._on
         with patches(True):
-            assert replacing._on
-        assert not replacing._on
+            assert replacements._on
+        assert not replacements._on
         patches(True)
-        assert replacing._on
-    assert replacing._on
+        assert replacements._on
+    assert replacements._on
 
 
 def test_the_switch_takes_a_bool() -> None:
@@ -361,4 +363,4 @@ def test_arguments_are_passed_on_as_they_are(monkeypatch: pytest.MonkeyPatch) ->
     assert owner.sum(one, key=one) == "torch's"  # type: ignore[attr-defined]
     assert seen == [((one,), {"key": one})]
     assert owner.sum("masked") == ("ours", original)  # type: ignore[attr-defined]
-    assert replacing.is_replaced(owner, "sum")
+    assert replacements.is_replaced(owner, "sum")

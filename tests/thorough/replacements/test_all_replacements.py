@@ -16,7 +16,7 @@ OCCASIONS = r"""
 import sys
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/helpers"]
 import torch, masked_dispatch as md
-from masked_dispatch.replacements.table import TABLE
+from masked_dispatch.replacements import TABLE
 from replaced_in_torch import found
 
 import torch.distributed.checkpoint, torch.distributed.tensor.parallel
