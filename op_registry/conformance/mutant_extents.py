@@ -17,7 +17,7 @@ from op_registry.dimensions.labels import Labels
 from op_registry.extents import follow, indices, joins, particular, samples, slices
 from op_registry.extents.factors import Factor, extent_of
 from op_registry.extents.remembered import forget_plans
-from op_registry.ops.windows import crops
+from op_registry.ops.windows import padding
 from op_registry.records.dense import Dense
 from op_registry.rule import Run
 
@@ -143,7 +143,7 @@ def as_any_other(right: Callable[..., Any]) -> Callable[..., Any]:
 # -------------------------------------------------------------------------------------------------- within each sample
 
 
-@_way("a sample is the whole batch", crops, "crop_of_extent", "nn_functional_conv1d", "nn_functional_avg_pool1d")
+@_way("a sample is the whole batch", padding, "crop_of_extent", "nn_functional_conv1d", "nn_functional_avg_pool1d")
 def uncropped(right: Callable[..., Any]) -> Callable[..., Any]:
     def crop(x: Dense, dim: int, size: int) -> Any:
         return right(Dense(x.data), dim, size)

@@ -1,4 +1,6 @@
-"""The rules, in a folder for each family of operators; its docstring states the law. Importing this registers them.
+"""The rules, in a folder or a file for each family of operators; its docstring states the law.
+
+Importing this package registers them.
 
 What a rule means is written once, for people who call the operator: the paragraphs of a file's docstring that begin
 with "Law", and the docstring of the rule's function. `masked_dispatch.explain` and docs/operators.md show both.

@@ -6,7 +6,7 @@ torch.nn's attention computes with time first, (T, B, H·d), and merges batch an
 free. It is a separate type so that lowerings for sparse records cannot accept it by mistake. What handles it:
 
     elementwise   the lowering for sparse records, after bringing every operand to the dimensions of the base
-    movement      orders compose; dimensions merge and split (ops/movement/permuted.py)
+    movement      orders compose; dimensions merge and split (ops/movement/sparse.py)
     last dims     rules on dense dimensions that are still last (by_rows.py)
     attention     a lowering of its own (ops/attention/packed.py)
 

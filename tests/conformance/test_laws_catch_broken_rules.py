@@ -285,9 +285,9 @@ def test_a_leak_where_no_derivative_is_asked_for_is_caught(monkeypatch: pytest.M
 
 
 def test_an_invalid_value_that_overwrites_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from op_registry.ops.indexing import sparse_writing
+    from op_registry.ops.indexing import sparse
 
-    right = sparse_writing.written
+    right = sparse.written
 
     def skips_what_is_invalid(x: Sparse, flat: Dense, coordinates: Any, accumulate: bool) -> Any:
         if flat.valid is None or accumulate:
@@ -297,7 +297,7 @@ def test_an_invalid_value_that_overwrites_nothing_is_caught(monkeypatch: pytest.
 
     settings = Settings(subject=EAGER, laws=("P4",), most=4, storages=("csr",), masks=("half_values",))
     assert run_operator("index_put", settings).failures == []
-    monkeypatch.setattr(sparse_writing, "written", skips_what_is_invalid)
+    monkeypatch.setattr(sparse, "written", skips_what_is_invalid)
     found = run_operator("index_put", settings).failures
     assert any(o.message.startswith("stored as csr: result 0: mask ") for o in found), found
 

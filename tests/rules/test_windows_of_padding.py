@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import masked_dispatch as md
-from op_registry.ops.windows import crops as geometry
 from op_registry.ops.windows import padding as rules
 from op_registry.records.dense import Dense
 from op_registry.windows import overlay_for_padding
@@ -309,35 +308,38 @@ def test_nobody_else_pays():
 # ------------------------------------------------------------------------------------------------ broken on purpose
 
 
-def whole_batch(crop: geometry.Crop) -> geometry.Crop:
+def whole_batch(crop: rules.Crop) -> rules.Crop:
     return dataclasses.replace(crop, start=torch.zeros_like(crop.start), length=torch.full_like(crop.length, crop.size))
 
 
-def first_for_all(crop: geometry.Crop) -> geometry.Crop:
+def first_for_all(crop: rules.Crop) -> rules.Crop:
     return dataclasses.replace(
         crop, start=crop.start[:1].expand_as(crop.start), length=crop.length[:1].expand_as(crop.length)
     )
 
 
-def longer(crop: geometry.Crop) -> geometry.Crop:
+def longer(crop: rules.Crop) -> rules.Crop:
     return dataclasses.replace(crop, length=(crop.length + 1).clamp(max=crop.size))
 
 
-def of_crops(change: Callable[[geometry.Crop], geometry.Crop]):
-    crops = geometry.crops
+def of_crops(change: Callable[[rules.Crop], rules.Crop]):
+    crops = rules.crops
     return rules, "crops", lambda x, spatial: [change(crop) for crop in crops(x, spatial)]
 
 
-def of_bins(change: Callable[[geometry.Crop], geometry.Crop]):
-    bins = geometry.adaptive_bins
+def of_bins(change: Callable[[rules.Crop], rules.Crop]):
+    bins = rules.adaptive_bins
     return rules, "adaptive_bins", lambda crop, out: bins(change(crop), out)
 
 
-def counted_by_valid_indices(x: Dense, spatial: int) -> list[geometry.Crop]:
+right_crops = rules.crops
+
+
+def counted_by_valid_indices(x: Dense, spatial: int) -> list[rules.Crop]:
     """The length of a box is how many indices have something valid, which holes make fewer."""
     valid = x.validity.bool().expand(x.shape).any(1)
     number = [valid.any([1 + o for o in range(spatial) if o != d]) if spatial > 1 else valid for d in range(spatial)]
-    crops = geometry.crops(x, spatial)
+    crops = right_crops(x, spatial)
     return [dataclasses.replace(crop, length=n.sum(1)) for crop, n in zip(crops, number, strict=True)]
 
 
@@ -348,7 +350,7 @@ def of_windows(kind: type, **changes: object):
 
 
 def by_crop_alone(along, x: Dense, valid: Tensor | None) -> Tensor:
-    return geometry.per_sample([window.of_crop(box) for window, box in along], x)
+    return rules.per_sample([window.of_crop(box) for window, box in along], x)
 
 
 def by_taps_alone(along, x: Dense, valid: Tensor | None) -> Tensor:
@@ -366,24 +368,24 @@ BROKEN = {
     "every sample has the box of the first": lambda: of_crops(first_for_all),
     "a box has one index too many": lambda: of_crops(longer),
     "holes shorten the box": lambda: (rules, "crops", counted_by_valid_indices),
-    "masks are those of missing values": lambda: (geometry, "crop_validity", by_taps_alone),
-    "a window with holes alone is valid": lambda: (geometry, "crop_validity", by_crop_alone),
-    "a window in the crop's padding alone is invalid": lambda: (geometry, "crop_validity", by_both_alone),
-    "windows are counted without padding": lambda: of_windows(geometry.Geometry, before=0, after=0),
-    "windows are counted without dilation": lambda: of_windows(geometry.Geometry, dilation=1),
-    "windows are counted without ceil_mode": lambda: of_windows(geometry.Geometry, by_ceil=False),
+    "masks are those of missing values": lambda: (rules, "crop_validity", by_taps_alone),
+    "a window with holes alone is valid": lambda: (rules, "crop_validity", by_crop_alone),
+    "a window in the crop's padding alone is invalid": lambda: (rules, "crop_validity", by_both_alone),
+    "windows are counted without padding": lambda: of_windows(rules.Geometry, before=0, after=0),
+    "windows are counted without dilation": lambda: of_windows(rules.Geometry, dilation=1),
+    "windows are counted without ceil_mode": lambda: of_windows(rules.Geometry, by_ceil=False),
     "transposed windows are counted without output_padding": lambda: of_windows(
-        geometry.TransposedGeometry, output_padding=0
+        rules.TransposedGeometry, output_padding=0
     ),
-    "transposed windows are counted without padding": lambda: of_windows(geometry.TransposedGeometry, padding=0),
+    "transposed windows are counted without padding": lambda: of_windows(rules.TransposedGeometry, padding=0),
     "an average divides by the size of its window": lambda: (
         rules, "numeric_validity", lambda x, spatial: torch.ones(x.shape, dtype=x.dtype)
     ),
     "an average does not count the crop's padding": lambda: (
-        geometry.Geometry, "with_padding", geometry.Geometry.elements
+        rules.Geometry, "with_padding", rules.Geometry.elements
     ),
     "an average counts the batch's padding": lambda: (
-        geometry.Geometry, "elements", geometry.Geometry.with_padding
+        rules.Geometry, "elements", rules.Geometry.with_padding
     ),
     "bins are those of the batch": lambda: of_bins(whole_batch),
     "bins begin where the batch does": lambda: of_bins(
@@ -391,7 +393,7 @@ BROKEN = {
     ),
     "bins read what they do not have": lambda: (
         rules, "gather_bins",
-        lambda t, dim, index, inside, outside, gather=geometry.gather_bins: gather(
+        lambda t, dim, index, inside, outside, gather=rules.gather_bins: gather(
             t, dim, index, torch.ones_like(inside), outside
         ),
     ),

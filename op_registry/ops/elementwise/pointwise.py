@@ -1,4 +1,4 @@
-"""Pointwise operators: arithmetic, comparisons, logic, elementary and special functions, casts, masked_fill.
+"""Pointwise operators: arithmetic, comparisons, logic, elementary and special functions, casts, activations.
 
 Law: the operator on the operands, element by element; valid where every tensor operand (after broadcast) is. An
 elementwise operator never revives an invalid element.
@@ -22,21 +22,29 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    COMPOSITE,
     ELEMENTWISE,
+    Along,
     Dense,
     Number,
+    Permuted,
+    Sparse,
     as_int8,
     elementwise,
     intersect,
     masked_rule,
+    never,
     on_device_of,
     unite,
     valid_in_all,
 )
 
 aten = torch.ops.aten
+
 
 # --------------------------------------------------------------------------------------------------------- arithmetic
 
@@ -73,6 +81,7 @@ remainder = elementwise(aten.remainder, traps="integers")
 gcd = elementwise(aten.gcd, derivative="linear", traps="integers")
 lcm = elementwise(aten.lcm, derivative="linear", traps="integers")
 
+
 # --------------------------------------------------------------------------------------------- rounding and selection
 
 ceil = elementwise(aten.ceil)
@@ -91,6 +100,7 @@ heaviside = elementwise(aten.heaviside, derivative="linear")
 nextafter = elementwise(aten.nextafter, derivative="linear")
 nan_to_num = elementwise(aten.nan_to_num)
 
+
 # -------------------------------------------------------------------------------------------------------- comparisons
 
 eq = elementwise(aten.eq, derivative="linear")
@@ -105,6 +115,7 @@ isinf = elementwise(aten.isinf)
 isnan = elementwise(aten.isnan)
 isneginf = elementwise(aten.isneginf)
 isposinf = elementwise(aten.isposinf)
+
 
 # ----------------------------------------------------------------------------------------------------- logic and bits
 
@@ -121,6 +132,7 @@ bitwise_right_shift = elementwise(aten.bitwise_right_shift, derivative="linear")
 __lshift__ = elementwise(aten.__lshift__, derivative="linear")
 __rshift__ = elementwise(aten.__rshift__, derivative="linear")
 
+
 # ---------------------------------------------------------------------------------------------- exponentials and logs
 
 exp = elementwise(aten.exp)
@@ -135,6 +147,7 @@ logaddexp2 = elementwise(aten.logaddexp2)
 logit = elementwise(aten.logit, neutral=0.5)
 sigmoid = elementwise(aten.sigmoid)
 xlogy = elementwise(aten.xlogy)
+
 
 # ------------------------------------------------------------------------------------------------------- trigonometry
 
@@ -155,12 +168,14 @@ sinh = elementwise(aten.sinh)
 tan = elementwise(aten.tan)
 tanh = elementwise(aten.tanh, keeps_zero=True)
 
+
 # ------------------------------------------------------------------------------------------------------------ complex
 
 angle = elementwise(aten.angle)
 complex = elementwise(aten.complex, derivative="linear")
 _conj_physical = elementwise(aten._conj_physical)
 polar = elementwise(aten.polar)
+
 
 # -------------------------------------------------------------------------------------------------- special functions
 
@@ -211,6 +226,7 @@ special_shifted_chebyshev_polynomial_u = elementwise(aten.special_shifted_chebys
 special_shifted_chebyshev_polynomial_v = elementwise(aten.special_shifted_chebyshev_polynomial_v, traps=True)
 special_shifted_chebyshev_polynomial_w = elementwise(aten.special_shifted_chebyshev_polynomial_w, traps=True)
 
+
 # ----------------------------------------------------------------------------------------- copies, casts, masked_fill
 
 clone = elementwise(aten.clone, keeps_zero=True)
@@ -254,3 +270,135 @@ def masked_fill(self: Dense, mask: Dense, value: Number | Dense) -> Dense:
     if value.validity is not None:
         validity = intersect(validity, unite(value.validity, as_int8(~mask.data)))
     return Dense(data, validity)
+
+
+# ------------------------------------------------------------------------------------------------- activation functions
+
+celu = elementwise(aten.celu)
+elu = elementwise(aten.elu)
+gelu = elementwise(aten.gelu, keeps_zero=True)
+hardshrink = elementwise(aten.hardshrink)
+hardsigmoid = elementwise(aten.hardsigmoid)
+hardswish = elementwise(aten.hardswish)
+hardtanh = elementwise(aten.hardtanh)
+leaky_relu = elementwise(aten.leaky_relu)
+log_sigmoid = elementwise(aten.log_sigmoid)
+mish = elementwise(aten.mish)
+relu = elementwise(aten.relu, keeps_zero=True)
+relu6 = elementwise(aten.relu6)
+selu = elementwise(aten.selu)
+silu = elementwise(aten.silu, keeps_zero=True)
+softplus = elementwise(aten.softplus)
+softshrink = elementwise(aten.softshrink)
+threshold = elementwise(aten.threshold)
+# Fills call it (records/fill.py), in torch's older vmap of gradients on masked tensors.
+threshold_backward = elementwise(aten.threshold_backward.default)
+# The input times 1 or times the weight: the derivative in one operand has the other as its factor.
+_prelu_kernel = elementwise(aten._prelu_kernel, derivative="bilinear")
+# In training a slope is drawn wherever the input is not positive: garbage must not change how many are drawn.
+rrelu = elementwise(aten.rrelu, traps=True, neutral=0)
+
+
+@masked_rule(aten.rrelu_with_noise_functional, category=ELEMENTWISE)
+def rrelu_with_noise_functional(
+    self: Dense,
+    noise: Dense,
+    lower: Number = 0.125,
+    upper: Number = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[Dense, Dense]:
+    """rrelu, and the slopes that were drawn. Without training nothing is drawn, and `noise` is returned."""
+    result, drawn = aten.rrelu_with_noise_functional(self.filled(0), noise.data, lower, upper, training, generator)
+    slopes = self.like(drawn)
+    return self.like(result), slopes if training else slopes.masked_by(noise.validity)
+
+
+@masked_rule(aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default, category=COMPOSITE, takes_op=True)
+def rrelu_with_noise(
+    op: OpOverload,
+    self: Tensor,
+    noise: Tensor,
+    lower: Number = 0.125,
+    upper: Number = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """rrelu; training writes the slopes to `noise`. A plain `noise` keeps its old values where the input is invalid."""
+    if training:
+        with torch.no_grad():
+            _, drawn = aten.rrelu_with_noise_functional(self, noise, lower, upper, training, generator)
+            noise.copy_(drawn)
+        result = self * drawn  # torch's derivative of the functional form reads the noise that it was given
+    else:
+        result = aten.leaky_relu(self, (lower + upper) / 2)
+    return self.copy_(result) if op is aten.rrelu_with_noise_.default else result
+
+
+@masked_rule(aten.log_sigmoid_forward, category=ELEMENTWISE)
+def log_sigmoid_forward(self: Dense) -> tuple[Dense, Any]:
+    """log_sigmoid, and a buffer for backward, which is empty on some devices."""
+    result, buffer = aten.log_sigmoid_forward(self.data)
+    return self.like(result), self.like(buffer) if buffer.shape == self.shape else buffer
+
+
+log_sigmoid_forward.lowering(Sparse)(never("its second result is an internal buffer of torch"))
+log_sigmoid_forward.lowering(Permuted)(never("its second result is an internal buffer of torch"))
+
+
+@masked_rule(aten.glu, category=ELEMENTWISE, dims=Along("window"))
+def glu(self: Dense, dim: int = -1) -> Dense:
+    """The first half times the sigmoid of the second; valid where both are."""
+    data = aten.glu(self.filled(0), dim)
+    if self.full_validity is None:
+        return Dense(data)
+    first, second = as_int8(self.full_validity).chunk(2, dim)
+    return Dense(data, first & second)
+
+
+# ------------------------- fake quantisation: rounding to the values that an integer type would have, in floating point
+
+
+@masked_rule(aten.fake_quantize_per_tensor_affine_cachemask.default, category=ELEMENTWISE, takes_op=True)
+def fake_quantize_per_tensor_affine_cachemask(
+    op: OpOverload, self: Dense, scale: float, zero_point: int, quant_min: int, quant_max: int
+) -> tuple[Dense, Dense]:
+    """The rounded values, and whether each was in range."""
+    results = op(self.filled(0), scale, zero_point, quant_min, quant_max)
+    return self.like(results[0]), self.like(results[1])
+
+
+@masked_rule(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default, category=ELEMENTWISE)
+def _fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
+    self: Dense, scale: Dense, zero_point: Dense, fake_quant_enabled: Dense, quant_min: int, quant_max: int
+) -> tuple[Dense, Dense]:
+    """The same with a scale and a zero point of one element each, in tensors; valid where all operands are."""
+    parameters = (scale.filled(1), zero_point.filled(0), fake_quant_enabled.filled(1))
+    op = aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
+    results = op(self.filled(0), *parameters, quant_min, quant_max)
+    ones = [p.map(lambda t: t.reshape((1,) * self.ndim)) for p in (scale, zero_point, fake_quant_enabled)]
+    validity = valid_in_all(self, *ones)
+    return Dense(results[0], validity), Dense(results[1], validity)
+
+
+@masked_rule(aten.fake_quantize_per_channel_affine_cachemask.default, category=ELEMENTWISE, dims=Along(None, "axis"))
+def fake_quantize_per_channel_affine_cachemask(
+    self: Dense, scale: Dense, zero_point: Dense, axis: int, quant_min: int, quant_max: int
+) -> tuple[Dense, Dense]:
+    """The same with a scale and a zero point for each index of `axis`; valid where all operands are."""
+    op = aten.fake_quantize_per_channel_affine_cachemask.default
+    results = op(self.filled(0), scale.filled(1), zero_point.filled(0), axis, quant_min, quant_max)
+
+    def along_axis(t: Tensor) -> Tensor:
+        return t.reshape([-1 if d == axis % self.ndim else 1 for d in range(self.ndim)])
+
+    validity = valid_in_all(self, scale.map(along_axis), zero_point.map(along_axis))
+    return Dense(results[0], validity), Dense(results[1], validity)
+
+
+for rule in (
+    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams,
+    fake_quantize_per_channel_affine_cachemask,
+):
+    for record in (Sparse, Permuted):
+        rule.lowering(record)(never("its scale and zero point are tensors of another shape"))

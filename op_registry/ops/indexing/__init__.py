@@ -7,14 +7,5 @@ of its source; elements that are not written keep theirs.
     assignment      writing: index_put, put, index_copy, index_fill, slice_scatter, copy
     scatter         accumulating: scatter, scatter_add, scatter_reduce, index_add, max_unpool, segment_reduce
     embedding       embedding and embedding_bag
-    sparse          reading by index on sparse storage
-    sparse_writing  writing and accumulating by index on sparse storage
-    packed          embedding of sparsely stored indices
+    sparse          reading, writing and accumulating by index on sparse storage
 """
-
-from op_registry.authoring import Sparse, first_of
-from op_registry.ops.indexing import embedding, packed, rules, sparse
-
-# Try a dense table first, whose index may be sparse, then a sparse table.
-rules.index_select.lowering(Sparse)(first_of(sparse.index_select_of_dense, sparse.index_select_of_sparse))
-embedding.embedding.lowering(Sparse)(first_of(packed.embedding_of_rows, sparse.embedding_of_sparse))

@@ -192,12 +192,8 @@ def _unsafe_masked_index_put_accumulate(x: Dense, mask: Dense, indices: Indices,
 
 @masked_rule(aten.put.default, category=ASSIGNMENT, torch_if_valid=True, dims=Equation("*,?,?->*", indexed="*"))
 def put(x: Dense, index: Dense, source: Dense, accumulate: bool = False) -> Dense:
-    flat, values = x.map(_flattened), source.map(lambda t: t.reshape(index.shape))
+    flat, values = x.map(lambda t: t.reshape(-1)), source.map(lambda t: t.reshape(index.shape))
     return index_put.run(aten.index_put.default, flat, [index], values, accumulate).map(lambda t: t.reshape(x.shape))
-
-
-def _flattened(t: Tensor) -> Tensor:
-    return t.reshape(-1)
 
 
 # -------------------------------------------------------------------------------------------------- along a dimension

@@ -1,33 +1,58 @@
-"""Losses on sparse storage, composed of other sparse operators and lookups."""
+"""Losses on sparse storage: composed of other sparse operators and lookups, or on stored values by each rule itself."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    AnyRecord,
     Bound,
     Dense,
     NotLowered,
+    Number,
+    Permuted,
+    Rule,
     Sparse,
+    align_to,
+    all_valid,
+    as_int8,
+    being_traced,
     call,
+    concatenated,
     distance,
+    first_of,
+    full_mask,
     grid_coordinates,
+    groups_of,
+    in_base_order,
     intersect,
     joint_sums,
+    known_to_hold,
+    lead_operand,
     lookup,
+    map_tensors,
     on_call,
     raise_error_of_torch,
+    shown,
+    sparse_dims_first,
+    to_base_order,
     to_dense,
     valid_in_all,
 )
+from op_registry.ops.losses import classification
 from op_registry.ops.losses import rules as losses
 from op_registry.ops.losses.classification import Labels, class_dim, reduced_over_rows, weighted_rows
 from op_registry.ops.losses.rules import reduced
 
 aten = torch.ops.aten
+
+
+# ----------------------------------------------------------------------------- composed of sparse operators and lookups
 
 
 @losses.cosine_embedding_loss.lowering(Sparse)
@@ -84,3 +109,120 @@ def cross_entropy_loss(c: Bound) -> Any:
         raise NotLowered("its target has probabilities of classes")
     logp = call(aten.log_softmax.int, c.self, 1 if c.self.ndim > 1 else 0)
     return call(aten.nll_loss_nd.default, logp, c.target, c.weight, c.reduction, c.ignore_index)
+
+
+# -------------------------------------------------------------------------------- on stored values, by each rule itself
+
+# The reduction counts stored rows only: rows that are not stored are invalid and contribute nothing.
+
+T = TypeVar("T")  # records, through lists and tuples
+
+
+def _with_invalid_row(records: T, lead: Sparse) -> T:
+    """The operands with one invalid row appended if a non-empty tensor has no stored rows.
+
+    The reduction of an empty tensor is torch's; that of a non-empty one without valid rows is invalid. Where a graph
+    does not know how many rows are stored, there is always one more.
+    """
+    stored = lead.values.shape[0]
+    if known_to_hold(stored != 0) or 0 in lead.shape:
+        return records
+
+    def appended(record: Dense) -> Dense:
+        if record.ndim == 0 or not known_to_hold(record.shape[0] == stored):
+            return record
+        row = record.data.new_zeros((1, *record.shape[1:]))
+        nothing = torch.zeros([1] * row.ndim, dtype=torch.int8, device=row.device)
+        return concatenated([record, Dense(row, nothing)], 0)
+
+    return map_tensors(appended, records, Dense)
+
+
+def _as_loss(result: Dense, lead: Sparse) -> Dense | Sparse:
+    """A reduced loss as it is, one loss per row with the sparsity pattern of `lead`."""
+    return result if result.ndim == 0 else lead.like(result.map(lambda t: t[: lead.values.shape[0]]))
+
+
+def _lower_elementwise(rule: Rule) -> None:
+    """Lower a loss of operands of one shape: it runs on the values of one and the aligned values of the others."""
+
+    def on_values(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        operands: list[Dense | Sparse] = []
+        map_tensors(operands.append, [*args, *kwargs.values()], (Dense, Sparse))
+        lead = lead_operand(operands)
+        aligned = map_tensors(lambda r: align_to(r, lead), (args, list(kwargs.items())), (Dense, Sparse))
+        args, named = _with_invalid_row(aligned, lead)
+        return map_tensors(lambda r: _as_loss(r, lead), rule.bind(op)(*args, **dict(named)), Dense)
+
+    rule.lowering(Sparse)(on_values)
+    rule.lowering(Permuted)(in_base_order(on_values))
+
+
+for _rule in losses.ELEMENTWISE:
+    _lower_elementwise(_rule)
+
+
+def _lower_over_classes(rule: Rule) -> Callable[..., Any]:
+    """Lower a loss whose classes are the only dense dimension: (N, C), or a permuted view (B, C, T, …) of (B, T, …, C).
+
+    Registered for permuted records; returned for sparse ones.
+    """
+
+    @on_call(dense="weight")
+    def on_rows(c: Bound) -> Dense | Sparse:
+        shown_self: tuple[Any, Any] = (c.self, ()) if isinstance(c.self, Dense) else shown(c.self)
+        x, groups = shown_self
+        classes_second = groups_of((0, x.ndim - 1, *range(1, x.ndim - 1)))
+        if isinstance(x, Dense) or groups != classes_second or len(x.dense_sizes) != 1 or x.pattern.block:
+            raise NotLowered("its classes are not the only dense dimension of the input, shown as its second")
+        target, reduction, ignore_index = c.target, c.reduction, c.ignore_index
+        rows = Sparse(x.values.map(lambda t: t[:, 0]), x.pattern)  # one value per row, for the shape and the pattern
+        values = x.values
+        if target.shape == rows.shape and not isinstance(target, Permuted):
+            labels = align_to(target, rows)
+            if reduction not in (losses.MEAN, losses.SUM):
+                if being_traced(labels.data):
+                    raise NotLowered("which rows are ignored is not known while tracing")
+                if bool(_ignored(target, ignore_index) > _ignored(labels, ignore_index)):
+                    raise NotLowered("some rows that are not stored are ignored, so that they have a valid loss of 0")
+            elif 0 not in x.shape and (values.shape[0] == 0 or not all_valid(values, labels)):
+                # Possibly no stored loss is valid. An ignored row is valid, stored or not: one row stands for them.
+                ignored_elsewhere = _ignored(target, ignore_index) > _ignored(labels, ignore_index)
+                values = _with_row(values, 0, torch.ones_like(ignored_elsewhere))
+                labels = _with_row(labels, ignore_index, ignored_elsewhere)
+        elif target.shape == c.self.shape:
+            labels = align_to(_in_stored_order(target, c.self), x)
+            values, labels = _with_invalid_row((values, labels), x)
+        else:
+            raise NotLowered(f"a target of shape {tuple(target.shape)} has neither one class nor all classes per row")
+        return _as_loss(c.with_(self=values, target=labels).run(), rows)
+
+    rule.lowering(Permuted)(on_rows)
+    return on_rows
+
+
+def _in_stored_order(target: AnyRecord, self: AnyRecord) -> Dense | Sparse:
+    """The target with its dimensions in the order in which the input is stored."""
+    if isinstance(self, Permuted):
+        return to_base_order(target, self)
+    return sparse_dims_first(target) if isinstance(target, Permuted) else target
+
+
+def _ignored(target: Dense | Sparse, ignore_index: int) -> torch.Tensor:
+    """The number of valid targets whose row is ignored."""
+    labels = target.values if isinstance(target, Sparse) else target
+    ignored = labels.data == ignore_index
+    return (ignored if labels.valid is None else ignored & labels.valid).sum()
+
+
+def _with_row(rows: Dense, value: Number, valid: torch.Tensor) -> Dense:
+    """The rows, with one more that holds `value` appended."""
+    sizes = (1, *rows.shape[1:])
+    data = torch.cat([rows.data, rows.data.new_full(sizes, value)])
+    validity = torch.cat([as_int8(full_mask(rows)), as_int8(valid).expand(sizes)])
+    return Dense(data, validity)
+
+
+# Classes along a sparse dimension, else row by row along a dense one.
+for _rule, _composed in ((classification.nll_loss, nll_loss), (classification.cross_entropy_loss, cross_entropy_loss)):
+    _rule.lowering(Sparse)(first_of(_composed, _lower_over_classes(_rule)))

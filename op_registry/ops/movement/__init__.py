@@ -4,9 +4,7 @@ Law: an element moves together with its validity. Elements that the operator its
 
     views           views of a tensor's memory, and their copying variants
     rules           flip, roll, repeat, tril and triu, padding, diag_embed, im2col, one_hot
-    joins           cat, stack, where
-    sparse          views, flips, rolls, repeats and joins on sparse storage
-    sparse_choice   where, on sparse storage
+    joins           cat, stack, where; where on sparse storage
+    sparse          views, flips, rolls, repeats and joins on sparse storage, also with dense dimensions in front
     sparse_windows  padding and unfold, on sparse storage
-    permuted        views and cat of sparse storage with dense dimensions in front of sparse ones
 """

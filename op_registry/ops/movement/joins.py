@@ -11,6 +11,7 @@ makes it larger than every dense operand, the sparse operands count as stored de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,15 +22,26 @@ from op_registry.authoring import (
     JOIN,
     Dense,
     Joined,
+    NotLowered,
+    Sparse,
     Traits,
     Unknown,
+    align_to,
     aligned_validity,
     as_int8,
     broadcast_along,
+    broadcast_to,
+    coalesce,
+    concat_values,
+    drop_invalid,
     intersect,
     joinable_validities,
+    layout_with_room,
     masked_rule,
     run_movement,
+    to_dense,
+    to_layout,
+    with_sparse_dims,
 )
 
 aten = torch.ops.aten
@@ -75,3 +87,45 @@ def where(condition: Dense, self: Dense, other: Dense) -> Dense:
         branches = [one if branch.validity is None else as_int8(branch.validity) for branch in (self, other)]
         chosen = aten.where(condition.data, *branches)
     return Dense(data, intersect(condition.validity, chosen))
+
+
+# ---------------------------------------------------------------------------------------------- where on sparse storage
+
+# The result is stored where the condition is, or where the chosen branch is.
+
+
+@where.lowering(Sparse)
+def where_sparse(
+    op: OpOverload, condition: Dense | Sparse, self: Dense | Sparse, other: Dense | Sparse
+) -> Dense | Sparse:
+    shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
+    if isinstance(condition, Sparse):
+        lead: Sparse = broadcast_to(condition, shape)
+        return lead.like(where.run(lead.values, align_to(self, lead), align_to(other, lead)))
+    if isinstance(self, Sparse) and isinstance(other, Sparse):
+        return _where_of_sparse(condition, broadcast_to(self, shape), broadcast_to(other, shape))
+    if not any(isinstance(r, Dense) and r.data.numel() == math.prod(shape) for r in (condition, self, other)):
+        raise NotLowered(f"a dense branch makes a dense result of shape {tuple(shape)}, larger than any dense operand")
+    return where.run(condition, to_dense(self), to_dense(other))
+
+
+def _where_of_sparse(condition: Dense, self: Sparse, other: Sparse) -> Sparse:
+    """The stored elements of each branch, where the condition chooses it."""
+    sparse = max(self.pattern.ndim, other.pattern.ndim)
+    self, other = with_sparse_dims(self, sparse), with_sparse_dims(other, sparse)
+    meta = [torch.empty((1,) * r.ndim, dtype=r.dtype, device="meta") for r in (self, other)]
+    dtype = torch.result_type(*meta)
+    sizes = self.pattern.sizes
+    parts = []
+    for branch, chosen_by in ((self, True), (other, False)):
+        stored = to_layout(branch, layout_with_room(branch, branch.pattern.ndim))
+        values = stored.values
+        aligned = align_to(condition, stored)
+        chosen = as_int8(aligned.data if chosen_by else ~aligned.data)
+        validity = intersect(values.full_validity, intersect(aligned.validity, chosen))
+        assert validity is not None
+        parts.append((Dense(values.data.to(dtype), validity.expand(values.shape)), stored.pattern.coordinates()))
+    flat = concat_values([flat for flat, _ in parts])
+    coordinates = tuple(torch.cat(c) for c in zip(*(c for _, c in parts), strict=True))
+    flat, coordinates = drop_invalid(flat, coordinates)
+    return coalesce(layout_with_room(self, self.pattern.ndim), coordinates, flat, sizes)

@@ -19,9 +19,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    ALONG_BASE_DIM,
+    ON_STORED_ROWS,
     AnyRecord,
     Coordinates,
     Dense,
+    Groups,
     NotLowered,
     Permuted,
     Sparse,
@@ -33,10 +36,12 @@ from op_registry.authoring import (
     map_dense_dim,
     one_element_but_along,
     ravel,
+    regrouped,
     repeat_sparse,
     shape_alone,
     shown,
     shown_as,
+    shown_without,
     sparse_dims_first,
     to_base_order,
     unpadded_elements,
@@ -47,7 +52,6 @@ from op_registry.authoring import (
 )
 from op_registry.ops.movement import joins, views
 from op_registry.ops.movement import rules as movement
-from op_registry.ops.movement.regroup import regroup
 
 aten = torch.ops.aten
 
@@ -442,3 +446,86 @@ def view_as_complex(x: Sparse | Permuted) -> Any:
 @lowers(views.view_as_real, Permuted)
 def view_as_real_in_order(x: Permuted) -> Permuted:
     return Permuted(view_as_real(x.base), (*x.order, x.base.ndim))
+
+
+# -------------------------------------------------- views of records that show their base's dimensions in another order
+
+# Composing orders, and merging and splitting dimensions, move no element (op_registry/sparse/permuted.py). A move along
+# one dimension is the same move along that dimension of the base. A view lists the same elements in the same order. So
+# its shape regroups the base's dimensions, in the order in which the record shows them: sparse dimensions stay whole,
+# adjacent dense ones merge and split freely.
+
+
+def regroup(
+    groups: Groups, sizes: Sequence[int], sparse: int, shape: Sequence[int]
+) -> tuple[Groups, tuple[int, ...]] | None:
+    """The groups of a view in `shape`, and the sizes of the dense dimensions of its base; None if it has no elements,
+    divides a sparse dimension, or mixes sparse with dense ones in several places.
+
+    groups  those of the record that is viewed
+    sizes   the shape of its base
+    sparse  the number of sparse dimensions
+    """
+    if 0 in shape or 0 in sizes:
+        return None
+    # Sparse dimensions by number; dense ones are None, and adjacent ones of them are one.
+    parts: list[tuple[int, int | None]] = []
+    for d in [d for group in groups for d in group]:
+        if d >= sparse and parts and parts[-1][1] is None:
+            parts[-1] = parts[-1][0] * sizes[d], None
+        else:
+            parts.append((sizes[d], d if d < sparse else None))
+    result: list[tuple[int, ...]] = []
+    dense: list[int] = []
+    for taken, dims in regrouped(parts, shape, lambda d: d is None):
+        own = [(size, d) for size, d in taken if d is not None or size != 1] or [(1, None)]
+        if dims > 1 or sum(d is None for _, d in own) > 1:
+            return None
+        dense += [size for size, d in own if d is None]
+        result.append(tuple(sparse + len(dense) - 1 if d is None else d for _, d in own))
+    has_all_sparse = sum(map(len, result)) == sparse + len(dense)
+    return (tuple(result), tuple(dense)) if has_all_sparse else None
+
+
+# ------------------------------------------------------------------------------------------------ order of dimensions
+
+
+@lowers(views.squeeze, Permuted)
+def squeeze_permuted(x: Permuted, dim: int | Sequence[int] | None = None) -> Sparse | Permuted:
+    result: Any = x
+    for d in squeezed_dims(x, dim):
+        if isinstance(result, Permuted):
+            squeezed = squeeze(result.base, result.base_dim(d))
+            result = shown_without(squeezed, result, [d], keepdim=False)
+        else:
+            result = squeeze(result, d)
+    return result
+
+
+@lowers(views.expand, Permuted)
+def expand_permuted(x: Any, size: Sequence[int], *, implicit: bool = False) -> Permuted:
+    shape = tuple(shape_alone(x.shape).expand(list(size)).shape)
+    for _ in range(len(shape) - x.ndim):
+        x = unsqueeze(x, 0)
+    base_shape = list(x.base.shape)
+    for dim, (new, old) in enumerate(zip(shape, x.shape, strict=True)):
+        if new != old:
+            base_shape[x.base_dim(dim)] = new
+    return x.like(expand(x.base, base_shape))
+
+
+# ------------------------------------------------------------------------------------------------ along one dimension
+
+movement.roll.lowering(Permuted)(ON_STORED_ROWS)
+views.unfold.lowering(Permuted)(ON_STORED_ROWS)
+for _rule in (
+    views.select,
+    views.unbind,
+    views.slice,
+    views.narrow_copy,
+    views.split,
+    views.split_with_sizes,
+    views.unsafe_split,
+    views.unsafe_split_with_sizes,
+):
+    _rule.lowering(Permuted)(ALONG_BASE_DIM)

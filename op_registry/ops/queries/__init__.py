@@ -4,5 +4,4 @@ Law: the answer is about the valid elements alone, and is a plain tensor or Pyth
 
     rules   item, equal, allclose, isin, count_nonzero, bincount, histc, histogram, nonzero, unique
     empty   any and all in torch's own Python code, for operands without a valid element
-    sparse  count_nonzero, nonzero, histc, histogram, unique and equality on sparse storage
 """

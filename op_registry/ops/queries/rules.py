@@ -17,28 +17,45 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    COO,
     QUERY,
     Along,
+    Bound,
     Dense,
     InvalidValueError,
     MaskedSemanticsError,
+    NotLowered,
     Number,
+    Permuted,
+    Sparse,
     as_bool,
+    as_int8,
+    broadcast_to,
     data_of,
     has_values,
     highest,
     intersect,
     known_all_valid,
+    lookup,
     lowest,
     masked_rule,
+    on_call,
     on_signed_bits,
     packet_name,
+    raise_error_of_torch,
+    ravel,
     reduction,
     run_opaque,
+    shape_alone,
+    sorted_coordinates,
+    to_layout,
+    valid_elements,
+    valid_elements_of,
     valid_in_all,
 )
 
 aten = torch.ops.aten
+
 
 # Numbers of bins (one, or one for each dimension), or the edges of bins.
 Bins = int | Dense | Sequence[int] | Sequence[Dense]
@@ -316,3 +333,111 @@ def record_stream(self: Dense, s: torch.Stream) -> None:
     for tensor in (self.data, self.validity):
         if tensor is not None:
             aten.record_stream(tensor, s)
+
+
+# ---------------------------------------------------------------------------------------------------- on sparse storage
+
+# -------------------------------------------------------------------------------------- counts, histograms, positions
+
+
+@count_nonzero.lowering(Sparse)
+def count_nonzero_sparse(op: OpOverload, self: Sparse, dim: int | Sequence[int] | None = None) -> Tensor:
+    x = self.values
+    nonzero_elements = self.like(x.masked_by(as_int8(x.data != 0)))
+    dims = range(self.ndim) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    op(shape_alone(self.shape), *([] if dim is None else [dim]))  # raises torch's errors
+    return nonzero_elements.count([d % self.ndim for d in dims])
+
+
+@nonzero.lowering(Sparse)
+@on_call(eager=True)
+def nonzero_sparse(c: Bound) -> Tensor:
+    flat, coordinates = valid_elements(c.self)
+    indices = torch.stack(sorted_coordinates(flat.filled(0) != 0, coordinates, c.self.shape), 1)
+    if "size" not in c:
+        return indices
+    raise_error_of_torch(c)
+    missing = max(c.size - indices.shape[0], 0)
+    return torch.cat([indices[: c.size], indices.new_full((missing, indices.shape[1]), c.fill_value)])
+
+
+@histc.lowering(Sparse)
+def histc_sparse(op: OpOverload, self: Sparse, *args: Any, **kwargs: Any) -> Any:
+    return histc.run(valid_elements(self)[0], *args, **kwargs)
+
+
+@histogram.lowering(Sparse)
+@on_call(sparse="self", dense="bins")
+def histogram_sparse(c: Bound) -> Any:
+    if c.weight is not None and c.weight.shape != c.self.shape:
+        raise NotLowered("the weights have another shape")
+    flat, coordinates = valid_elements(c.self)
+    weights = None if c.weight is None else lookup(c.weight, coordinates)
+    if flat.shape[0] == 0:  # an invalid element instead, to get the range of the rule for dense storage, not torch's
+        flat = Dense(flat.data.new_full((1,), 0.5), torch.zeros(1, dtype=torch.int8, device=flat.device))
+        weights = None if weights is None else Dense(weights.data.new_zeros(1))
+    return c.with_(self=flat, weight=weights).run()
+
+
+# ---------------------------------------------------------------------------------------------------- distinct values
+
+
+@_unique.lowering(Sparse)
+@_unique2.lowering(Sparse)
+@unique_consecutive.lowering(Sparse)
+@on_call(only=(("dim", None),))
+def distinct_sparse(c: Bound) -> tuple[Any, ...]:
+    coo = to_layout(c.self, COO)  # whose values are in row-major order
+    flat = coo.flat
+    result = list(c.with_(self=Dense(flat.data, as_int8(_validity(flat)))).run())
+    if c.return_inverse:
+        result[1] = coo.folded(result[1])
+    return tuple(result)
+
+
+def _validity(flat: Dense) -> Tensor:
+    v = flat.full_validity
+    return torch.ones(flat.shape, dtype=torch.int8, device=flat.device) if v is None else v
+
+
+# ----------------------------------------------------------------------------------------------------------- equality
+
+
+@equal.lowering(Sparse)
+@allclose.lowering(Sparse)
+@on_call
+def agree(c: Bound) -> bool:
+    """Whether both masks are the same, and the operator is true of the valid values."""
+    records = (c.self, c.other)
+    if c.self.shape != c.other.shape and c.op is aten.equal.default:
+        return False
+    empty = (torch.empty(0, dtype=r.dtype, device=r.device) for r in records)
+    c.with_(**dict(zip(("self", "other"), empty, strict=True))).applied(c.op)  # raises torch's errors
+    shape = torch.broadcast_shapes(*(r.shape for r in records))
+    (values, offsets), (other_values, other_offsets) = (_valid_in_order(r, shape) for r in records)
+    same_mask = bool(torch.equal(offsets, other_offsets))
+    return same_mask and bool(c.with_(self=values, other=other_values).applied(c.op))
+
+
+def _valid_in_order(x: Dense | Sparse, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The valid values of a record expanded to a shape, in row-major order, and their offsets in a dense tensor."""
+    expanded = broadcast_to(x, shape) if isinstance(x, Sparse) else x.map(lambda t: t.expand(shape))
+    flat, coordinates = valid_elements_of(expanded)
+    offsets = ravel(coordinates, shape)
+    order = offsets.argsort()
+    return flat.data[order], offsets[order]
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+@record_stream.lowering(Sparse)
+def record_stream_sparse(op: OpOverload, self: Sparse, s: torch.Stream) -> None:
+    record_stream.run(self.values, s)
+    for piece in self.pattern.pieces:
+        op(piece, s)
+
+
+@record_stream.lowering(Permuted)
+def record_stream_of_permuted(op: OpOverload, self: Permuted, s: torch.Stream) -> None:
+    record_stream_sparse(op, self.base, s)

@@ -4,5 +4,4 @@ Law: numbers are drawn for every element of the full tensor, whatever the mask a
 torch's stream of random numbers. A number drawn from an invalid parameter is invalid.
 
     rules     dropout, distributions with tensor parameters, rand_like, in-place generators
-    packed    dropout on packed batches
 """

@@ -29,25 +29,32 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     ASSIGNMENT,
     RANDOM,
+    Bound,
     Dense,
     Elementwise,
     Equation,
     LastDims,
+    NotLowered,
     Number,
+    Permuted,
+    Sparse,
     Traits,
     as_bool,
     elementwise,
     hand_on,
     intersect,
     masked_rule,
+    on_call,
     on_device_of,
     packet_name,
     replaced,
     run_elementwise,
+    shown,
     whole_validity,
 )
 
 aten = torch.ops.aten
+
 
 # ------------------------------------------------------------------------------------------------------------ dropout
 
@@ -87,6 +94,7 @@ def native_dropout(input: Dense, p: float, train: bool | None) -> tuple[Dense, D
 _standard_gamma_grad = elementwise(aten._standard_gamma_grad.default)
 _dirichlet_grad = elementwise(aten._dirichlet_grad.default, neutral=0.5)
 native_dropout_backward = elementwise(aten.native_dropout_backward.default, derivative="bilinear")
+
 
 # ------------------------------------------------------------------------------- distributions with tensor parameters
 
@@ -207,3 +215,43 @@ def uniform(op: OpOverload, self: Dense, *parameters: Number, **options: Any) ->
 def bernoulli_tensor(self: Dense, p: Dense, *, generator: torch.Generator | None = None) -> Dense:
     """New values everywhere, valid where their probability is."""
     return Dense(torch.empty_like(self.data).bernoulli_(p.filled(0), generator=generator), p.validity)
+
+
+# ---------------------------------------------------------------- dropout on packed batches, drawn for the padded batch
+
+# Storage does not change the stream of random numbers: numbers are drawn for every element of the padded batch, and the
+# stored rows use theirs. Only packed storage guarantees that the padded batch is of a moderate size.
+
+
+@dropout.lowering(Sparse)
+@dropout.lowering(Permuted)
+@on_call
+def dropout_of_packed(c: Bound) -> Sparse | Permuted:
+    """Draw random numbers for the whole padded batch; each stored row uses its own.
+
+    torch draws in memory order, which for a permuted tensor is that of its base.
+    """
+    (input, _), p = shown(c.input), c.p
+    if drops_nothing(p, c.train) or (0 <= p <= 1 and 0 in input.shape):
+        return c.input  # type: ignore[no-any-return]
+    by_channel = c.op is aten.feature_dropout.default and isinstance(c.input, Sparse)
+    if not input.pattern.layout.of_sequences or not (by_channel or c.op is aten.dropout.default):
+        raise NotLowered("it draws a random number for every element or channel, stored or not")
+    values = _dropped(c, input)
+    return c.input.like(values if isinstance(c.input, Sparse) else input.like(values))  # type: ignore[no-any-return]
+
+
+def _dropped(c: Bound, input: Sparse) -> Dense:
+    """The values of a packed record with the dropout that is drawn for the padded batch."""
+    op, p, values = c.op, c.p, input.values.data
+    if not 0 <= p < 1:
+        return dropout.run(op, input.values, p, c.train)  # drops everything, or raises torch's error
+    sizes = input.pattern.sizes
+    dense = input.dense_sizes if op is aten.dropout.default else (1,) * len(input.dense_sizes)
+    if values.device.type == "cpu":  # torch's steps on CPU, the last two for the stored rows alone
+        padded = values.new_empty((*sizes, *dense)).bernoulli_(1 - p).flatten(0, 1)
+        factors = padded.index_select(0, input.pattern.positions()).div_(1 - p)
+    else:
+        padded = aten.dropout(values.new_ones((*sizes, *dense)), p, True).flatten(0, 1)
+        factors = padded.index_select(0, input.pattern.positions())
+    return input.values.like(values * factors)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from op_registry.authoring import Rule
-from op_registry.ops.recurrent import packing
-from op_registry.ops.recurrent import rules as recurrent
+from op_registry.ops.recurrent import packing, rules
 
 Make = Callable[..., Tensor]
 STEPS, BATCH, FEATURES, HIDDEN = 4, 3, 3, 2
@@ -66,10 +65,10 @@ def register(
     one_step.samples(functools.partial(cells, cell))
 
 
-register(nn.LSTM, nn.LSTMCell, recurrent.lstm, recurrent.lstm_data, recurrent.lstm_cell)
-register(nn.GRU, nn.GRUCell, recurrent.gru, recurrent.gru_data, recurrent.gru_cell)
-register(nn.RNN, nn.RNNCell, recurrent.rnn_tanh, recurrent.rnn_tanh_data, recurrent.rnn_tanh_cell)
-register(nn.RNN, nn.RNNCell, recurrent.rnn_relu, recurrent.rnn_relu_data, recurrent.rnn_relu_cell)
+register(nn.LSTM, nn.LSTMCell, rules.lstm, rules.lstm_data, rules.lstm_cell)
+register(nn.GRU, nn.GRUCell, rules.gru, rules.gru_data, rules.gru_cell)
+register(nn.RNN, nn.RNNCell, rules.rnn_tanh, rules.rnn_tanh_data, rules.rnn_tanh_cell)
+register(nn.RNN, nn.RNNCell, rules.rnn_relu, rules.rnn_relu_data, rules.rnn_relu_cell)
 
 
 @packing._pack_padded_sequence.samples

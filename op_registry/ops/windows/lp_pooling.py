@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from op_registry.authoring import POOLING, Bound, Dense, by_rule, extents, inside, registry
 from op_registry.ops.windows import padding as padding_of_samples
 from op_registry.ops.windows.convolution import Sizes, per_dim
-from op_registry.ops.windows.crops import crops, per_sample
+from op_registry.ops.windows.padding import crops, per_sample
 from op_registry.ops.windows.pooling import spatial_dims
 
 aten = torch.ops.aten
