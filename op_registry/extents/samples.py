@@ -71,6 +71,11 @@ WITHIN_SAMPLES: dict[Any, Rule] = {}
 # ------------------------------------------------------------------------------------------------------ one of its own
 
 
+def compacted(record: Dense, dim: int) -> Dense:
+    """Each sample's positions in order, from index 0 of `dim`."""
+    return ends(record, dim, record.shape[dim])
+
+
 def _contiguous(record: Dense, dim: int) -> Dense:
     """Each sample's positions in order: where they are, if those of each sample follow one another; else from index 0.
 
@@ -81,7 +86,7 @@ def _contiguous(record: Dense, dim: int) -> Dense:
     index = index_along(dim, there.shape[dim], there.ndim, there.device)
     first = torch.where(there, index, there.shape[dim]).amin(dim, keepdim=True)
     is_next = (index >= first) & (index < first + there.sum(dim, keepdim=True))
-    follow, moved = (there == is_next).all(), ends(record, dim, record.shape[dim])
+    follow, moved = (there == is_next).all(), compacted(record, dim)
     if may_be_read(follow) and not bool(follow):
         return moved
     (to_front,) = [f for f in factors_of(moved) if f.along[dim] is not None]
@@ -469,7 +474,7 @@ def _croppable(call: Bound, record: Dense, dim: int) -> Dense:
     if len(known) == 1 and fits:
         return record
     if _has_stride(call) or known_to_hold(record.shape[dim] == 0):
-        return ends(record, dim, record.shape[dim])
+        return compacted(record, dim)
     return _contiguous(record, dim)
 
 

@@ -105,8 +105,11 @@ def _in_result(
 ) -> list[Factor]:
     """The factor of a state in a result: as carried, and where samples are moved by an operator, moved so, too."""
     record = call.tensors[name]
+    acts = {d: labels.role_of(labels.operands[name][d]) for d in there.depends}
+    if "window" in acts.values():  # a window of steps is none of them
+        return []
     # (along positions, flip and roll act within each sample)
-    roles = {labels.role_of(labels.operands[name][d]) for d in there.depends if not record.extent.numbers(d)}
+    roles = {role for d, role in acts.items() if not record.extent.numbers(d)}
     writes = call.rule.category is ASSIGNMENT or call.rule.category.name == "accumulation"
     if not roles & {"moved", "indexed", "front"} or (writes and name == next(iter(call.tensors))):
         return carried_state(there, labels.operands[name], dims, sizes, record, result)

@@ -86,10 +86,12 @@ def can_be_drawn(program: Program) -> bool:
 class _State:
     """A program under construction.
 
-    batch, longer  its values in plain torch, in the sizes of the batch and of longer samples: dimensions whose sizes
-                   differ are those in which samples do
-    joined         the values that contain a join, and the smallest width of its parts
-    gaps           the values whose samples may have gaps
+    batch    its values in plain torch, in the sizes of the batch
+    longer   the same in the sizes of longer samples, and
+    shorter  of samples with one position, if torch takes them: dimensions whose sizes differ are those in which
+             samples do (one that is cut to two is as long in longer samples)
+    joined   the values that contain a join, and the smallest width of its parts
+    gaps     the values whose samples may have gaps
     """
 
     def __init__(self, seed: int) -> None:
@@ -98,6 +100,7 @@ class _State:
         self.steps: list[Step] = []
         self.batch: dict[str, Tensor] = {}
         self.longer: dict[str, Tensor] = {}
+        self.shorter: dict[str, Tensor] = {}
         self.joined: dict[str, int] = {}
         self.gaps: set[str] = set()
 
@@ -123,12 +126,13 @@ class _State:
         return Source(name, shape, "float64", seed, mask, requires_grad=requires_grad, axes=axes)
 
     def add_source(self, source: Source) -> None:
-        """Add a source and, if it is a batch, its values in both sizes."""
+        """Add a source and, if it is a batch, its values in all sizes."""
         self.sources.append(source)
         if source.axes:
-            sizes = zip(source.axes, source.shape, strict=True)
+            sizes = list(zip(source.axes, source.shape, strict=True))
             self.batch[source.name] = _zeros(source.shape)
             self.longer[source.name] = _zeros(tuple(LONGER.get(str(axis), size) for axis, size in sizes))
+            self.shorter[source.name] = _zeros(tuple(1 if str(axis) in LONGER else size for axis, size in sizes))
 
     def draw_step(self) -> None:
         """Add a line that torch runs in both sizes, unless none is found."""
@@ -155,7 +159,15 @@ class _State:
         return fits(step.kind, self._kinds(operands), self._countable(operands))
 
     def _kinds(self, operands: Sequence[str]) -> list[str]:
-        return [_kinds(self.batch[name], self.longer[name]) for name in operands]
+        return [self._kinds_of(name) for name in operands]
+
+    def _kinds_of(self, name: str) -> str:
+        batch = self.batch[name]
+        kinds = _kinds(batch, self.longer[name])
+        shorter = self.shorter.get(name, batch)
+        if shorter.ndim != batch.ndim:
+            return kinds
+        return "".join("r" if "r" in pair else "f" for pair in zip(kinds, _kinds(batch, shorter), strict=True))
 
     def _countable(self, operands: Sequence[str]) -> str:
         return self.counted if self.gaps.isdisjoint(operands) else ""
@@ -184,11 +196,14 @@ class _State:
         if step.name in self.joined or MERGES.search(step.code) or not self.gaps.isdisjoint(operands):
             self.gaps.add(step.name)
         self.batch[step.name], self.longer[step.name] = batch, longer
+        values = {**self.shorter, **made}
+        if values.keys() >= set(step.operands) and execute(step, values, 0) is None:
+            self.shorter[step.name] = values[step.name]
         return True
 
     def _has_one(self, name: str) -> bool:
         """Whether a value has at most one position along a dimension in which samples differ."""
-        kinds = _kinds(self.batch[name], self.longer[name])
+        kinds = self._kinds_of(name)
         return any(kind == "r" and size < 2 for kind, size in zip(kinds, self.batch[name].shape[1:], strict=True))
 
 

@@ -293,6 +293,17 @@ def test_states_of_stored_batches(storage: str) -> None:
     md.testing.assert_close(found.to_dense(), torch.stack(states(batch()), 1), check_extent=True)
 
 
+def test_a_window_of_states_is_no_state() -> None:
+    x = md.from_lengths(torch.randn(2, 3, 2), torch.tensor([3, 2]))
+    cell, state, states = nn.GRUCell(2, 2), torch.zeros(2, 2), []
+    for step in x.unbind(1):
+        state = cell(step, state)
+        states.append(state)
+    windows = torch.stack(states, 1).unfold(1, 2, 1)
+    joined = torch.cat([windows, torch.ones(2, 1, 2, 2)], 1)
+    assert joined.extent[:, :, 0, 0].tolist() == [[True, True, True], [True, False, True]]
+
+
 def test_states_written_to_a_buffer_are_there_at_the_steps() -> None:
     _, states = cell_and_loop(nn.GRUCell)
     x = batch()
