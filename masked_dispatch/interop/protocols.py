@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.engine_internals import frames_to_caller
 from masked_dispatch.interop import door
 from masked_dispatch.interop.crossing import leaving
 from masked_dispatch.replacements import replace
@@ -58,8 +59,22 @@ def call_numpy(
 
 @never_compiled
 def to_numpy(self: MaskedTensor) -> Any:
-    """Convert to a NumPy masked array, masked where invalid; matplotlib draws gaps there."""
-    return door("to_numpy_masked")(self)
+    """Convert to a NumPy masked array, masked where invalid; matplotlib draws gaps there.
+
+    matplotlib, which calls this itself, gets floats with NaN for integers and bools: `hist` and `violinplot` ignore the
+    mask, and would count zeros.
+    """
+    array = door("to_numpy_masked")(self)
+    if array.dtype.kind in "iub" and array.mask.any() and _is_called_by("matplotlib"):
+        array = array.astype("float64")
+        array.data[array.mask] = float("nan")
+    return array
+
+
+def _is_called_by(package: str) -> bool:
+    """Whether the function that calls this one is called by code of a package."""
+    *_, (_, frame) = frames_to_caller()
+    return frame is not None and frame.f_globals["__name__"].partition(".")[0] == package
 
 
 @never_compiled

@@ -105,3 +105,19 @@ def test_where_everything_is_valid_it_is_drawn() -> None:
         figure, axes = pyplot.subplots()
         draw(axes, lambda x: md.masked_tensor(x.get_data().clamp(max=5)))
         figure.canvas.draw()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float32])
+def test_statistics_are_those_of_valid_elements(dtype: torch.dtype) -> None:
+    """No zero stands for an invalid integer where matplotlib ignores a mask."""
+    x = md.masked_tensor(torch.tensor([1, 2, 3, 4, 1]).to(dtype), torch.tensor([1, 0, 1, 1, 0]).bool())
+    valid = x.compressed().double().numpy()
+    _, axes = pyplot.subplots()
+    assert axes.hist(x, bins=[-0.5, 0.5, 1.5, 2.5, 3.5, 4.5])[0].tolist() == [
+        *(0, int((valid == 1).sum()), 0, int((valid == 3).sum()), int((valid == 4).sum()))
+    ]
+    columns = md.masked_tensor(torch.stack([x.get_data(), x.get_data()], 1), torch.stack([x.get_mask()] * 2, 1))
+    assert all(counts.sum() == 3 for counts in axes.hist(columns)[0])
+    assert axes.boxplot(x)["medians"][0].get_ydata()[0] == np.median(valid)
+    assert axes.violinplot(x)["cmins"].get_segments()[0][0][1] == 1
+    assert x.to_numpy().dtype == x.get_data().numpy().dtype
