@@ -10,7 +10,7 @@ from torch import Tensor
 
 from masked_dispatch.api.construct import as_masked_tensor, mask_like
 from masked_dispatch.interop.crossing import takes
-from masked_dispatch.tensor.checks import checked_dims
+from masked_dispatch.tensor.checks import as_plain_tensor, checked_dims
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dtypes import accumulation_dtype
 
@@ -81,7 +81,7 @@ def average(
 def _as_weights(weights: Tensor | Sequence[float], x: Tensor, dim: Dims) -> Tensor:
     """The weights in the shape of `x`."""
     if not isinstance(weights, Tensor):
-        weights = torch.as_tensor(weights, dtype=x.dtype, device=x.device)
+        weights = as_plain_tensor(weights, dtype=x.dtype, device=x.device)
     if weights.shape == x.shape:
         return weights
     shapes = f"weights of shape {tuple(weights.shape)} do not fit a tensor of shape {tuple(x.shape)}"

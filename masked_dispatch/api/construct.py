@@ -21,7 +21,7 @@ from masked_dispatch.interop.crossing import (
 )
 from masked_dispatch.interop.protocols import parts_of_masked_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
-from masked_dispatch.tensor.checks import check_mask, checked_dim, least_and_most, values_unknown
+from masked_dispatch.tensor.checks import as_plain_tensor, check_mask, checked_dim, least_and_most, values_unknown
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
@@ -242,7 +242,7 @@ DOORS_OF_LIBRARIES = {
 
 def _tensor_of(data: object, caller: str) -> Tensor:
     try:
-        return torch.as_tensor(data)
+        return as_plain_tensor(data)
     except MaskedSemanticsError:  # of a masked tensor in a list: it says what to do
         raise
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:

@@ -29,13 +29,14 @@ R = TypeVar("R")
 
 
 def takes(
-    *, instead: str = "", words: Mapping[str, str] | None = None, **kinds: type | tuple[type, ...]
+    *, instead: str = "", words: Mapping[str, str] | None = None, further: str = "", **kinds: type | tuple[type, ...]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a conversion, so that it refuses arguments of other types with an error that names the function.
 
     kinds    the types that each of the function's leading parameters accepts
     instead  a hint for a likely wrong type of the first parameter, added to its error
     words    keywords of other libraries, and what is written here; unless None, errors name the function's own keywords
+    further  of them, the one that another library has next after the function's own parameters
     """
 
     def decorate(door: Callable[P, R]) -> Callable[P, R]:
@@ -52,6 +53,8 @@ def takes(
                     if not isinstance(value, kinds[name]):
                         raise TypeError(not_taken(door.__name__, name, kinds[name], value, "" if i else instead))
             if words is not None:
+                if further and len(args) > len(every):
+                    raise TypeError(f"{door.__name__} takes {', '.join(every)}, and no further argument; {words[further]}")
                 check_keywords(door.__name__, kwargs, every, words)
             return door(*args, **kwargs)
 
@@ -75,7 +78,7 @@ def not_taken(door: str, name: str, kinds: type | tuple[type, ...], value: objec
     wanted = f"{', '.join(most)}{' or ' if most else ''}{last} of {public(kinds[0])}"
     wanted = f"{'an' if wanted[0] in 'AEIOUaeiou' else 'a'} {wanted}"
     if kinds == (Tensor,):
-        wanted, instead = "a tensor", instead or f"pass torch.as_tensor({name})"
+        wanted, instead = "a tensor", instead or (f"pass torch.as_tensor({name})" if _is_numbers(value) else "")
     if kinds == (Mapping,):
         wanted = "a mapping of names"
     return f"{door} takes {wanted} as {name}, not {kind_of(value)}{instead and ': '}{instead}"
@@ -87,8 +90,19 @@ def public(kind: type) -> str:
     return ".".join(parts[:2] if parts[0] == "torch" else parts[:1])
 
 
+def _is_numbers(value: Any) -> bool:
+    """Whether torch.as_tensor takes a value."""
+    try:
+        torch.as_tensor(value)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
 def kind_of(value: object) -> str:
     """Return the name of a value's type, with its article."""
+    if value is None:
+        return "None"
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 

@@ -34,11 +34,9 @@ KEYWORDS = {
 }
 
 # Decorates a function of `x`, so that a frame or an array is refused with what to pass.
-takes_tensor = takes(
-    x=Tensor,
-    instead="pass masked_dispatch.interop.from_pandas(x) of a frame, masked_tensor(x, mask) of an array",
-    words=KEYWORDS,
-)
+_INSTEAD = "pass masked_dispatch.interop.from_pandas(x) of a frame, masked_tensor(x, mask) of an array"
+takes_tensor = takes(x=Tensor, instead=_INSTEAD, words=KEYWORDS)
+takes_tensor_but_method = takes(x=Tensor, instead=_INSTEAD, words=KEYWORDS, further="method")
 takes_keywords = takes(words=KEYWORDS)  # decorates a method
 
 
@@ -101,7 +99,7 @@ def _taken_from(x: InOrder, index: Tensor, exists: Tensor, limit: int | None) ->
     return x.result(x.values.gather(x.dim, inside), exists)
 
 
-@takes_tensor
+@takes_tensor_but_method
 def interpolate(x: Tensor, dim: int) -> MaskedTensor:
     """Interpolate each invalid element linearly between its valid neighbours along `dim`, which is evenly spaced.
 

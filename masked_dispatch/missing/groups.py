@@ -25,7 +25,7 @@ from masked_dispatch.missing.filling import (
     takes_keywords,
     takes_tensor,
 )
-from masked_dispatch.tensor.checks import least_and_most, values_unknown
+from masked_dispatch.tensor.checks import as_plain_tensor, least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
@@ -45,6 +45,12 @@ def groupby(x: Tensor, labels: Labels, dim: int = 0, *, num_groups: int | None =
     column's name, say), ValueError for labels that do not fit.
     """
     return GroupBy(x, labels, dim, num_groups)
+
+
+_ONE_AT_A_TIME = (
+    "reduce one group at a time, x[groups.inverse == number] along the first dimension, for each number and label of "
+    "enumerate(groups.labels)"
+)
 
 
 class GroupBy:
@@ -84,11 +90,23 @@ class GroupBy:
     def __repr__(self) -> str:
         return f"<{self._count} groups along dim={self._dim} of a tensor of shape {tuple(self._filled.shape)}>"
 
+    def __iter__(self) -> NoReturn:
+        raise TypeError(f"groups are not iterated over; {_ONE_AT_A_TIME}")
+
+    def __getitem__(self, label: object) -> NoReturn:
+        raise TypeError(f"groups[{label!r}]: groups are not taken by their label; {_ONE_AT_A_TIME}")
+
     def __getattr__(self, name: str) -> NoReturn:
+        if name == "size":
+            raise AttributeError(
+                "groups have no size; groups.count() counts the valid elements of each, and "
+                "missing.groupby(torch.ones(len(x)), labels).count() the rows",
+                name=name,
+                obj=self,
+            )
         raise AttributeError(
             f"groups have count, sum, mean, std, var, min, max, median, first, last and rank, not {name}; a statistic "
-            "with a row for each element again is groups.mean()[groups.inverse]; for others, reduce one group at a "
-            "time, x[groups.inverse == number] along the first dimension",
+            f"with a row for each element again is groups.mean()[groups.inverse]; for others, {_ONE_AT_A_TIME}",
             name=name,
             obj=self,
         )
@@ -259,7 +277,7 @@ def numbered(labels: Labels) -> tuple[Tensor, Any]:
         array = labels.__array__()
         if array.dtype.kind not in "biu":
             return _numbered_by_pandas(array)
-        found, different = _numbered_by_torch(torch.as_tensor(array))
+        found, different = _numbered_by_torch(as_plain_tensor(array))
         return found, different.numpy()
     labels = list(labels)
     if labels and all(map(_are_labels, labels)):
@@ -275,7 +293,7 @@ def counted_from_zero(labels: Labels, num_groups: int) -> tuple[Tensor, Tensor]:
     """Labels that are the numbers of their groups already, 0 … num_groups - 1; nothing depends on their values."""
     if not isinstance(labels, Tensor):
         try:
-            labels = torch.as_tensor(labels)
+            labels = as_plain_tensor(labels)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"with num_groups={num_groups}, labels are integers from 0 to {num_groups - 1}, and this "
@@ -352,7 +370,7 @@ def _numbered_by_pandas(labels: Any) -> tuple[Tensor, Any]:
     labels = pd.Index(labels, dtype=object, tupleize_cols=False) if isinstance(labels, list) else labels
     _check_one_dimension(labels)
     found, different = pd.factorize(labels, sort=True)
-    found = torch.as_tensor(found).to(torch.int64)
+    found = as_plain_tensor(found).to(torch.int64)
     return torch.where(found < 0, len(different), found), different
 
 

@@ -43,7 +43,7 @@ def rolling(x: Tensor, window: int, dim: int, center: bool = False, min_count: i
 
     The windows themselves, n - window + 1 of them, are a view: ``x.unfold(dim, window, step)``.
 
-    Raises TypeError for an `x` that is no tensor, ValueError for a window below 1 and a `min_count` that does not fit.
+    Raises TypeError for an `x` that is no tensor and a window that is no number of elements, ValueError for one below 1 and a `min_count` that does not fit.
     """
     return Rolling(x, window, dim, center, min_count)
 
@@ -58,6 +58,11 @@ class Rolling:
     """
 
     def __init__(self, x: Tensor, window: int, dim: int, center: bool, min_count: int | None) -> None:
+        if not hasattr(window, "__index__"):
+            raise TypeError(
+                f"rolling takes the number of elements of a window, not window={window!r}. pandas has windows of time: "
+                "from_pandas(to_pandas(x, index=times).rolling(window).mean()), both of masked_dispatch.interop"
+            )
         self._window = operator.index(window)
         if self._window < 1:
             raise ValueError(f"a window has at least 1 element, not window={window}")

@@ -43,6 +43,12 @@ def check_mask_source(tensor: Tensor, other: Tensor) -> None:
         )
 
 
+def as_plain_tensor(data: Any, **options: Any) -> Tensor:
+    """torch.as_tensor, but an array that is not writable (such as pandas gives) is copied: torch would warn of it."""
+    is_writable = getattr(getattr(data, "flags", None), "writeable", True)
+    return torch.as_tensor(data if is_writable else data.copy(), **options)
+
+
 def check_mask(data: Tensor, mask: object) -> Tensor:
     """`mask` as a bool or int8 tensor that fits `data`; raises if it does not fit."""
     if isinstance(mask, MaskedTensor):
@@ -54,7 +60,7 @@ def check_mask(data: Tensor, mask: object) -> Tensor:
     if not isinstance(mask, Tensor):
         if hasattr(mask, "get_fill_value"):
             raise TypeError("the mask is itself a masked array of NumPy; pass mask.filled(False)")
-        mask = torch.as_tensor(mask, device=data.device)
+        mask = as_plain_tensor(mask, device=data.device)
         if not mask.numel():  # an empty list has no dtype
             mask = mask.to(torch.bool)
     swapped = ""

@@ -70,6 +70,8 @@ def test_right_things_beside_it_are_taken(name: str) -> None:
             "from_pandas takes a Series, DataFrame, Index or ExtensionArray of pandas as data, not a list: "
             "pass pandas.Series(data), where None is missing",
         ),
+        (lambda: md.padded(None), "padded takes a tensor as x, not None"),  # type: ignore[arg-type]
+        (lambda: md.last("text"), "last takes a tensor as x, not a str"),  # type: ignore[type-var]
         (lambda: interop.to_lengths([[1, 2]]), "to_lengths takes a tensor as x, not a list: pass torch.as_tensor(x)"),  # type: ignore[arg-type]
         (
             lambda: interop.from_attention_mask(torch.ones(1, 2), attention_mask=[[1, 0]]),  # type: ignore[arg-type]

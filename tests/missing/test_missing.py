@@ -215,7 +215,7 @@ def test_pad_stack_collates_samples_as_torch_does() -> None:
         (
             [(X, 1), (None, 1)],
             TypeError,
-            "pad_stack takes a list of tensors, .* and the parts of samples has a NoneType",
+            "pad_stack takes a list of tensors, .* and the parts of samples has None",
         ),
         ([(X, 1), (X[0], 1)], ValueError, r"same number of dimensions, not of shapes \(2, 3\), \(3,\)"),
     ],
