@@ -30,6 +30,18 @@ KINDS = {
         "carry the old state where a step is invalid: torch.where(step.get_mask(), new, old); or give what is invalid "
         "a value, to_tensor(fill)",
     ),
+    "lost matrix": Kind(
+        "a matrix with holes has no result: an invalid element makes all of it invalid",
+        "row",
+        "take the rows without holes, x[x.get_mask().all(1)]; or centre the columns and fill them, "
+        "(x - x.mean(0)).to_tensor(0)",
+    ),
+    "own transpose": Kind(
+        "a tensor with holes was multiplied by its own transpose: its sums leave out different rows, and do not fit "
+        "one another",
+        "element",
+        "centre first, x - x.mean(0); or take the rows without holes, x[x.get_mask().all(1)]; or torch.cov(x.T)",
+    ),
     "stacked state": Kind(
         "a state was stacked with steps that are not there, and goes on past the end of its sample",
         "row",
@@ -197,6 +209,8 @@ def audit() -> Iterator[Audit]:
     "lost rows"        rows became wholly invalid, though something in them was there and valid: a state that is carried
                        from step to step, ``last = r[:, t] + last``, and that nothing holds where a step isn't there; or
                        an invalid value broadcast over a row
+    "lost matrix"      a factorization or a solution of a matrix with holes: ``torch.linalg.lstsq(A, t)``
+    "own transpose"    a product of a tensor with holes, not centred, and its own transpose: ``A.mT @ A``
     "window too long"  a window that is longer than a sample leaves it no position: ``F.max_pool1d(x, x.shape[-1])``
     "stacked state"    a carried state was stacked with a step past the end: ``h = torch.stack([x[:, t], h]).sum(0)``
     "pruned output"    all weights of an output are invalid, and so is the output: ``linear(x)`` without its bias

@@ -18,6 +18,8 @@ from masked_dispatch.seeing.checks import (
     NumbersOfNothing,
     ValidPadding,
     batch_ends,
+    lost_matrices,
+    own_transposes,
     rows_left_out,
     tables_on_the_grid,
     windows_too_long,
@@ -46,7 +48,7 @@ class Auditor(Recorder):
         self._alone, self._nothing, self._pruned = SamplesAlone(), NumbersOfNothing(), PrunedOutputs()
         self._checks: tuple[Check, ...] = (
             one_for_many, windows_too_long, ValidPadding(), batch_ends, tables_on_the_grid, rows_left_out,
-            self._factors, self._sums,
+            lost_matrices, own_transposes, self._factors, self._sums,
         )  # fmt: skip
 
     def begin(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Open | None:

@@ -230,6 +230,45 @@ def reduced(event: Event) -> tuple[int, ...]:
     return tuple(sorted({d % ndim for d in dims})) if dims else tuple(range(ndim))
 
 
+# ------------------------------------------------------------------------------------------------------------ matrices
+
+
+def lost_matrices(event: Event, line: Line) -> Iterator[Found]:
+    """Factorizations and solutions without a valid element, of matrices with a hole and something valid."""
+    result = event.result
+    if event.category != "whole slices" or result is None or not result.numel() or bool(valid_of(result).any()):
+        return
+    operands = event.masked
+    if any(bool((t.there & ~t.valid).any()) for t in operands) and all(bool(t.valid.any()) for t in operands):
+        yield Found("lost matrix", len(result) if result.ndim else 1)
+
+
+def own_transposes(event: Event, line: Line) -> Iterator[Found]:
+    """Products of a matrix and its own transpose that sum over other elements for each pair of rows.
+
+    What is centred may leave out holes, as 0 is its mean.
+    """
+    if event.name not in _MATRIX_PRODUCTS or len(event.masked) != 2:
+        return
+    a, b = event.operands
+    if a.tensor.ndim < 2 or not _is_same_memory(a.tensor, b.tensor.mT):
+        return
+    some = a.valid.any(-1, keepdim=True)
+    holes = a.there & ~a.valid & some & a.valid.any(-2, keepdim=True)
+    values = torch.where(a.valid, _data_of(a.tensor), 0).detach()
+    is_centred = values.sum(-1, keepdim=True).abs() <= 1e-3 * values.abs().sum(-1, keepdim=True)
+    yield Found("own transpose", int((holes & ~is_centred).sum()))
+
+
+def _is_same_memory(a: Tensor, b: Tensor) -> bool:
+    a, b = _data_of(a), _data_of(b)
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.numel() > 0
+
+
+def _data_of(tensor: Tensor) -> Tensor:
+    return tensor._data if isinstance(tensor, MaskedTensor) else tensor
+
+
 # ------------------------------------------------------------------------------------------------------------- factors
 
 _PRODUCTS = {"mul", "dot", "vdot", "inner", "einsum"}

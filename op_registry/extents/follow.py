@@ -24,6 +24,7 @@ from op_registry.extents.factors import (
 from op_registry.extents.nothing import Given, of_nothing, used_up, where_nothing, without_any
 from op_registry.extents.regroup import carried
 from op_registry.laws.categories import ATTENTION, CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT, REDUCTION
+from op_registry.laws.whole_slices import WHOLE_SLICES
 from op_registry.records.dense import Dense
 from op_registry.rule import Rule
 from op_registry.sparse.permuted import RECORDS, AnyRecord, Permuted
@@ -256,9 +257,10 @@ def refuse(call: Bound, why: str) -> MaskedSemanticsError:
     shapes = ", ".join(
         f"`{name}` of shape {tuple(r.shape)}" for name, r in records_of(call).items() if r.extent is not None
     )
+    cost = ", which leaves a slice with any of it no result" if call.rule.category is WHOLE_SLICES else ""
     return MaskedSemanticsError(
-        f"{call.rule.name}: {why} ({shapes} knows which of its positions are there). Treat what is not there as "
-        "missing values instead, x.without_extent(); or apply it to each sample before they are padded to a batch."
+        f"{call.rule.name}: {why} ({shapes} knows which of its positions are there). Apply it to each sample before "
+        f"they are padded to a batch; or treat what is not there as missing values, x.without_extent(){cost}."
     )
 
 
