@@ -54,7 +54,9 @@ def takes(
                         raise TypeError(not_taken(door.__name__, name, kinds[name], value, "" if i else instead))
             if words is not None:
                 if further and len(args) > len(every):
-                    raise TypeError(f"{door.__name__} takes {', '.join(every)}, and no further argument; {words[further]}")
+                    raise TypeError(
+                        f"{door.__name__} takes {', '.join(every)}, and no further argument; {words[further]}"
+                    )
                 check_keywords(door.__name__, kwargs, every, words)
             return door(*args, **kwargs)
 

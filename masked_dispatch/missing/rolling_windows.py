@@ -43,7 +43,8 @@ def rolling(x: Tensor, window: int, dim: int, center: bool = False, min_count: i
 
     The windows themselves, n - window + 1 of them, are a view: ``x.unfold(dim, window, step)``.
 
-    Raises TypeError for an `x` that is no tensor and a window that is no number of elements, ValueError for one below 1 and a `min_count` that does not fit.
+    Raises TypeError for an `x` that is no tensor and a window that is no number of elements, ValueError for one below 1
+    and a `min_count` that does not fit.
     """
     return Rolling(x, window, dim, center, min_count)
 

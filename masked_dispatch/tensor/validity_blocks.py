@@ -55,9 +55,9 @@ class ValidityBlocks:
 
 
 def extent_as_mask(record: AnyRecord) -> Dense | None:
-    """The record, valid where its positions are there; None if all are."""
-    there = conjunction(factors_of(record)) if isinstance(record, Dense) else None
-    return None if there is None else Dense(record.data, there)  # type: ignore[union-attr]
+    """A record of this shape that is valid where positions are there; None if all are."""
+    there = conjunction(factors_of(record))
+    return None if there is None else Dense(there.expand(record.shape), there)
 
 
 def validity_blocks(

@@ -67,18 +67,23 @@ class Answer:
     def text(self, printed: dict[str, str] | None = None) -> str:
         """The answer in words, with a trial of each kind of failure.
 
-        printed  the kinds of messages that other answers of the operator have, by the law; new ones are added
+        printed  the kinds of messages, and the remarks, that other answers of the operator have, by the law; new ones
+                 are added
         """
         trials = f"{self.trials:4d} trials" if self.decision != "does not apply" else " " * 11
         lines = [
             f"{self.law} {self.decision:14s} {trials}  {NAMES[self.law]}{f': {self.reason}' if self.reason else ''}"
         ]
-        for outcome, law in self._shown({} if printed is None else printed):
+        printed = {} if printed is None else printed
+        for outcome, law in self._shown(printed):
             if law != self.law:
                 lines.append(f"   {outcome.status} in {outcome.description}: as under {law}")
                 continue
             lines.append(f"   {outcome.status} in {outcome.description}: {outcome.message}")
-            lines.append(f"   {outcome.repro}")
+            command, _, remark = outcome.repro.partition("  # ")
+            # What is said of every command line is said once.
+            lines.append(f"   {command if remark in printed else outcome.repro}")
+            printed[remark] = self.law
         return "\n".join(lines)
 
     def _shown(self, printed: dict[str, str]) -> list[tuple[Outcome, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
@@ -54,6 +55,18 @@ masked_tensor([[False, False, False,  True],
 masked_tensor([[0., 0., 0., 0.],
                [0., 0.,   ,   ]], valid=6/6, padded to (2, 4), True=valid)""",
     )
+
+
+@pytest.mark.parametrize(
+    "store", [lambda x: x.to_packed(), *(lambda x, n=n: getattr(x, f"to_sparse_{n}")() for n in ("coo", "csr", "csc"))]
+)
+def test_text_in_other_storages(store: Callable[[md.MaskedTensor], md.MaskedTensor]) -> None:
+    """Values, blanks and counts are as in dense storage, before what is said of the storage."""
+    for x in (batch(), batch().flip(1), batch() * 0, md.from_lengths(torch.ones(100, 50), torch.arange(100) % 50)):
+        dense = re.sub(r"\s+", " ", str(x)).removesuffix(")").replace(", stored as torch.strided", "")
+        stored = re.sub(r"\s+", " ", str(store(x)))
+        assert stored.startswith(f"{dense}, stored as torch."), stored
+    assert store(batch())._repr_html_().count("5/6") == 1
 
 
 def test_a_summary() -> None:

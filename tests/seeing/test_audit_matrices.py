@@ -46,8 +46,8 @@ def test_what_it_says() -> None:
     with md.audit() as report:
         A.mT @ A
     assert str(report).split("\n")[2:] == [
-        "    a tensor with holes was multiplied by its own transpose: its sums leave out different rows, and do not fit "
-        f"one another: {int((~MASK).sum())} elements",
+        "    a tensor with holes was multiplied by its own transpose: its sums leave out different rows, and do not "
+        f"fit one another: {int((~MASK).sum())} elements",
         "    -> centre first, x - x.mean(0); or take the rows without holes, x[x.get_mask().all(1)]; or torch.cov(x.T)",
     ]
     with md.audit() as report:
