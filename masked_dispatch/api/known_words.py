@@ -55,6 +55,7 @@ WORDS = {
     "to_frame": "masked_dispatch.interop.to_pandas(x)",
     "to_list": "x.to_tensor(fill).tolist()",
     "to_pandas": "masked_dispatch.interop.to_pandas(x)",
+    "to_scipy": "masked_dispatch.interop.to_scipy_sparse(x)",
     "unshare_mask": "x.clone()",
     "value_counts": "x.unique(return_counts=True)",
 }

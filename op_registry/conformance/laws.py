@@ -17,6 +17,7 @@ from torch import Tensor
 from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import bit_difference, difference, mask_difference
 from op_registry.conformance.conditioning import explained_by_rounding
+from op_registry.conformance.likely_causes import likely_cause
 from op_registry.conformance.masks import FILLS, KNOWN_ZERO, ZERO
 from op_registry.conformance.oracles.call import Expected, NoOracle, Refused
 from op_registry.conformance.other_numbers import with_other_numbers
@@ -196,7 +197,7 @@ def _same_as_expected(position: int, mine: object, theirs: object, trial: Trial)
         ):
             wrong = None
     if wrong:
-        raise Broken(f"{name}: {wrong}")
+        raise Broken(f"{name}: {wrong}{likely_cause(trial, position, data, theirs)}")
 
 
 def non_interference(trial: Trial) -> None:

@@ -5,6 +5,7 @@ The operators are those of a stranger's library; each test registers rules in an
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import textwrap
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from op_registry import check, registry
-from op_registry.authoring import ELEMENTWISE, Dense, Sparse, elementwise, masked_rule
+from op_registry.authoring import ELEMENTWISE, Dense, Slices, Sparse, elementwise, lowest, masked_rule, reduction
 from op_registry.conformance.plain_torch import wrong_derivative
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import operators_of
@@ -34,6 +35,14 @@ def defined(name: str, function: Callable[..., Any], derivative: Callable[..., A
 
 def total(x: Tensor, dim: int) -> Tensor:
     return x.sum(dim)
+
+
+def average(x: Tensor, dim: int) -> Tensor:
+    return x.mean(dim)
+
+
+def greatest(x: Tensor, dim: int) -> Tensor:
+    return x.argmax(dim)
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -65,6 +74,8 @@ class Detached(torch.autograd.Function):
 
 
 defined("total", total)
+defined("average", average)
+defined("greatest", greatest)
 defined("doubled", doubled, lambda ctx, grad: 2 * grad)
 defined("squared", squared, lambda ctx, grad: 2 * grad * ctx.saved_tensors[0])
 defined("misdifferentiated", squared, lambda ctx, grad: grad * ctx.saved_tensors[0])
@@ -301,3 +312,37 @@ def test_what_is_no_operator_is_refused(what: Any) -> None:
         TypeError, match=r"is no operator of torch's dispatcher, which rules belong to: pass torch\.ops"
     ):
         check(what)
+
+
+def test_a_position_that_a_rule_does_not_state() -> None:
+    reduction(OWN.greatest, identity=lowest, dims=Slices(positions=()))
+    text = str(check(OWN.greatest, laws=("P2",), most=3))
+    assert "P2 broken" in text
+    assert ". It looks like a position in the slice: dims=Slices(positions=(0,))" in text
+
+
+def test_a_number_that_is_no_identity() -> None:
+    reduction(OWN.average, identity=0)
+    text = str(check(OWN.average, laws=("P2",), most=3))
+    assert "P2 broken" in text
+    assert (
+        ". identity=0 is none of this operator: a slice with one such element more has another result. Write the rule "
+        "with over_slices"
+    ) in text
+    reduction(OWN.total, identity=1)
+    assert "identity=1 is none of this operator" in str(check(OWN.total, laws=("P2",), most=3))
+
+
+def test_what_is_said_of_every_command_line_is_said_once() -> None:
+    """A rule in __main__ is registered by no command line."""
+    reduction(OWN.average, identity=0)
+    verdict = check(OWN.average, laws=("P2", "P3"), most=3)
+    remark = "  # the rule is registered in __main__ (a.py:1): move it"
+    answers = [
+        dataclasses.replace(a, outcomes=tuple(dataclasses.replace(o, repro=o.repro + remark) for o in a.outcomes))
+        for a in verdict.answers
+    ]
+    said: dict[str, str] = {}
+    text = "\n".join(answer.text(said) for answer in (*answers, *answers))
+    assert text.count("python -m op_registry") > 1
+    assert text.count("registered in __main__") == 1

@@ -74,8 +74,9 @@ def test_copies_and_files():
 
 def test_it_prints_what_it_is():
     x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, True]]))
-    text = repr(x.to_packed().to_dense())[:-1]
-    assert repr(x.to_packed()).replace(",\n              stored", ", stored") == f"{text}, stored as torch.jagged, nnz=2)"
+    packed = x.to_packed()
+    text = f"{repr(packed.to_dense())[:-1]}, stored as torch.jagged, nnz=2)"
+    assert repr(packed).replace(",\n              stored", ", stored") == text
 
 
 @pytest.mark.parametrize(

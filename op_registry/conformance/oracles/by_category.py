@@ -7,11 +7,13 @@ runs the operator itself on the valid elements.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from string import ascii_letters
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +34,31 @@ DIMENSIONS = ("dim", "dims", "axis", "axes")
 KEEPS = ("keepdim", "keepdims")
 # The most calls of the operator that the oracle of contractions may make.
 MOST_BASIS_CALLS = 3_000
+
+
+class Stated(NamedTuple):
+    """What the oracle of reductions supposes that a rule had stated.
+
+    positions  the results that are positions in a slice
+    one_more   a number, or a function of the dtype, of which each slice has one more element
+    """
+
+    positions: tuple[int, ...] | None = None
+    one_more: Any = None
+
+
+_AS_STATED = Stated()
+_stated: ContextVar[Stated] = ContextVar("stated", default=_AS_STATED)
+
+
+@contextlib.contextmanager
+def stating(stated: Stated) -> Iterator[None]:
+    """Suppose that rules state this."""
+    token = _stated.set(stated)
+    try:
+        yield
+    finally:
+        _stated.reset(token)
 
 
 def elementwise(c: Call) -> Any:
@@ -122,9 +149,12 @@ def _numbers_from(c: Call, operand: str, changes: Mapping[str, object]) -> Calla
     An index among the valid elements has to be mapped to the whole slice, and the schema doesn't say whether an integer
     result is an index. A rule may: ``Slices(positions=(0,))``.
     """
-    stated = _positions(c) is not None
+    stated, one_more = _positions(c) is not None, _stated.get().one_more
 
     def one(values: Tensor) -> Any:
+        if one_more is not None:
+            number = one_more(values.dtype) if callable(one_more) else one_more
+            values = torch.cat([values, values.new_full((1,), number)])
         result = c.plain(**changes, **{operand: values})
         for leaf in tree_leaves(result):
             is_integer = isinstance(leaf, Tensor) and leaf.dtype is torch.int64 and values.dtype is not torch.int64
@@ -139,6 +169,8 @@ def _numbers_from(c: Call, operand: str, changes: Mapping[str, object]) -> Calla
 
 
 def _positions(c: Call) -> tuple[int, ...] | None:
+    if (supposed := _stated.get().positions) is not None:
+        return supposed
     rule = registry.get(c.op)
     return None if rule is None else rule.positions
 
