@@ -19,6 +19,7 @@ from masked_dispatch.interop import door
 from masked_dispatch.interop.crossing import leaving
 from masked_dispatch.replacements import replace
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from op_registry import InvalidValueError
 
 # numpy.ma has these NumPy functions under the same name, and respects the mask of every argument.
 OF_NUMPY_MA = frozenset(
@@ -27,6 +28,8 @@ OF_NUMPY_MA = frozenset(
         *("amax", "amin", "min", "prod", "ptp", "std", "sum", "var"),
     )
 )
+# These NumPy functions write files without a mask.
+OF_FILES = frozenset(("save", "savetxt", "savez", "savez_compressed"))
 # These NumPy functions only read the shape.
 OF_SHAPES = frozenset(("ndim", "shape", "size"))
 
@@ -53,8 +56,14 @@ def call_numpy(
         function = getattr(numpy.ma, name)
         args = converted(args, lambda x: masked_array_of(x, numpy.ma))
         return function(*args, **kwargs)
-    arrays = {key: converted(value, numpy.asarray) for key, value in kwargs.items()}
-    return function(*converted(args, numpy.asarray), **arrays)
+    try:
+        arrays = {key: converted(value, numpy.asarray) for key, value in kwargs.items()}
+        values = converted(args, numpy.asarray)
+    except InvalidValueError as error:
+        if name in OF_FILES:
+            raise InvalidValueError(f"numpy.{name}: {error} torch.save(x, path) keeps the mask in a file.") from error
+        raise
+    return function(*values, **arrays)
 
 
 @never_compiled

@@ -203,10 +203,12 @@ def _cut(call: Bound, factor: Factor, cut: Cut, size: int) -> tuple[Factor, bool
     to_the_end = cut.stop is _TO_THE_END or known_to_hold(cut.stop >= size)
     counts = not to_the_end and known_to_hold(cut.stop >= 0)
     if not along.from_start and (counts or cut.step != 1):
+        simple = counts and not cut.first and cut.step == 1
+        first = f", as masked_dispatch.first(x, {dim}, {cut.stop})" if simple else ""
         raise refuse(
             call,
             f"{cut} counts from the start of the batch, where samples do not begin; masked_dispatch.first and "
-            f"masked_dispatch.align(x, {dim}) count from each sample's own",
+            f"masked_dispatch.align(x, {dim}) count from each sample's own{first}",
         )
     length = (shown.stop - shown.start + cut.step - 1) // cut.step
     left_out = cut.first + cut.last

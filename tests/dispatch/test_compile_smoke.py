@@ -79,3 +79,22 @@ def test_a_new_process_loads_the_library_and_no_compiler() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("1.0 False\n", 0), done.stderr
+
+
+def test_a_step_with_its_backward_inside() -> None:
+    """In one graph, as docs/tour.md has it: torch traces backward() if it is told to, and no result may need it."""
+    x = md.masked_tensor(torch.arange(6.0).view(2, 3), torch.tensor([[True, False, True], [True, True, True]]))
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = (x * weight).sum(1).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    loss, wanted = step(x), weight.grad
+    weight.grad = None
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        compiled = torch.compile(step, backend="aot_eager", fullgraph=True)(x)
+    assert torch.equal(compiled.to_tensor(0), loss.to_tensor(0))
+    assert weight.grad is not None and wanted is not None
+    assert torch.equal(weight.grad, wanted)

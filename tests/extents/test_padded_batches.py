@@ -157,8 +157,10 @@ def test_a_positive_stop_counts_in_the_batch() -> None:
     x, _ = batch(2)
     assert x[:, :3].extent[..., 0].sum(1).tolist() == [3, 2, 0, 3]
     left, _ = batch(2, side="left")
-    with pytest.raises(MaskedSemanticsError, match=r"x\[:, :3\] counts from the start of the batch"):
+    own = r"masked_dispatch\.align\(x, 1\) count from each sample's own, as masked_dispatch\.first\(x, 1, 3\) \("
+    with pytest.raises(MaskedSemanticsError, match=rf"x\[:, :3\] counts from the start of the batch.* {own}"):
         left[:, :3]
+    assert md.first(left, 1, 3).extent[..., 0].sum(1).tolist() == [3, 2, 0, 3]
     with pytest.raises(MaskedSemanticsError, match=r"x\[:, ::2\] counts from the start"):
         left[:, ::2]
 

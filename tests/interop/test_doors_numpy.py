@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,17 @@ def test_dlpack_shares_memory() -> None:
     shared = torch.from_dlpack(x)
     shared[1] = 6
     assert x.tolist() == [5, 6, 3]
+
+
+@pytest.mark.parametrize("name", ["save", "savetxt", "savez", "savez_compressed"])
+def test_files_of_numpy_have_no_mask(name: str, tmp_path: Path) -> None:
+    said = rf"^numpy\.{name}: np\.asarray.* torch\.save\(x, path\) keeps the mask in a file\.$"
+    with pytest.raises(md.InvalidValueError, match=said):
+        getattr(np, name)(tmp_path / "x", X)
+    if name.startswith("savez"):
+        with pytest.raises(md.InvalidValueError, match=said):
+            getattr(np, name)(tmp_path / "x", x=X)
+    getattr(np, name)(tmp_path / "x", md.masked_tensor([1.0, 2.0]))
 
 
 def test_a_plot_has_gaps_where_it_is_invalid() -> None:
