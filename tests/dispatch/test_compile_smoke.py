@@ -96,5 +96,6 @@ def test_a_step_with_its_backward_inside() -> None:
     with torch._dynamo.config.patch(trace_autograd_ops=True):
         compiled = torch.compile(step, backend="aot_eager", fullgraph=True)(x)
     assert torch.equal(compiled.to_tensor(0), loss.to_tensor(0))
-    assert weight.grad is not None and wanted is not None
+    assert weight.grad is not None
+    assert wanted is not None
     assert torch.equal(weight.grad, wanted)
