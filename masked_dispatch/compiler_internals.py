@@ -22,6 +22,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from masked_dispatch.later_import import when_imported
 from masked_dispatch.replacements import is_replaced, no_call, replace
+from op_registry import older_torch
 
 if TYPE_CHECKING:
     from torch._dynamo.comptime import ComptimeContext
@@ -76,7 +77,7 @@ def trace_only_calls_of(*packages: str) -> None:
         rules = sys.modules["torch._dynamo.trace_rules"]
         for package in packages:
             rules.add(package)
-            rules.BUILTIN_INLINE_WHEN_CALLED.add(f"{Path(sys.modules[package].__path__[0]).as_posix()}/")
+            older_torch.traced_where_called(rules).add(f"{Path(sys.modules[package].__path__[0]).as_posix()}/")
 
     when_imported("torch._dynamo.trace_rules", tell)
 
@@ -215,12 +216,16 @@ def know_storages_of(kind: type) -> None:
         return set().union(*(original(getattr(tensor, name)) for name in names))
 
     replace(higher_order_ops, "get_tensor_storages", get_tensor_storages, lambda tensor: isinstance(tensor, kind))
+    older_torch.take_apart_operands_of(kind, replace)
 
 
 @functools.cache
 def record_new_tensor_of(kind: type) -> None:
     """Let Dynamo, which is loaded, record x.new_tensor(data) as a call of x's own method if x is of `kind`."""
     from torch._dynamo.variables.tensor import TensorVariable
+
+    if older_torch.records_new_tensor(TensorVariable):
+        return
 
     def own(variable: Any, *args: Any, **kwargs: Any) -> bool:
         return isinstance(variable.proxy.node.meta.get("example_value"), kind)

@@ -30,6 +30,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import broadcast_to_leaves, mapped_dim, tree_flatten, tree_map, tree_unflatten
 from op_registry.extents.factors import Extent
 from op_registry.extents.pieces import booleans_of, of_outer, with_booleans, with_samples, without_dim
+from op_registry.older_torch import outside_inference_mode
 from op_registry.records.dense import Dense
 from op_registry.records.dims import with_leading_dims
 from op_registry.records.validity import intersect
@@ -405,7 +406,7 @@ def grad_and_value(func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool
                     )
             return output, carried
 
-        transformed = torch.func.grad_and_value(inside, argnums, has_aux=True)
+        transformed = outside_inference_mode(torch.func.grad_and_value(inside, argnums, has_aux=True))
         gradients, (value, carried) = transformed(*call.args, **call.kwargs)
         gradients = call.masked_like_arguments(gradients, argnums)
         value = _with_masks(value, call.output_masks(carried))
@@ -429,11 +430,11 @@ def grad(func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     """torch.func.vjp: ``(output, vjp_fn)``, or ``(output, vjp_fn, aux)``; cotangents may be masked or plain."""
     call = _Call(func, has_aux, primals, {})
-    vjp: Any = torch.func.vjp  # typed as if it never gave aux
-    output, plain_vjp, carried = vjp(call.inside, *call.args, has_aux=True)
+    output, plain_vjp, carried = outside_inference_mode(torch.func.vjp)(call.inside, *call.args, has_aux=True)
 
     def vjp_fn(cotangents: object, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
-        gradients = plain_vjp(_plain_tangents(cotangents, output_masks), retain_graph, create_graph)
+        cotangents = _plain_tangents(cotangents, output_masks)
+        gradients = outside_inference_mode(plain_vjp)(cotangents, retain_graph, create_graph)
         return tuple(_with_masks(g, masks) for g, masks in zip(gradients, call.masks, strict=True))
 
     output_masks = call.output_masks(carried)
@@ -446,10 +447,10 @@ def jvp(
 ) -> tuple[Any, ...]:
     """torch.func.jvp: ``(output, tangent)``, or ``(output, tangent, aux)``; tangents may be masked or plain."""
     call = _Call(func, has_aux, primals, {})
-    jvp: Any = torch.func.jvp
+    differentiate = outside_inference_mode(torch.func.jvp)
     if isinstance(tangents, tuple) and len(tangents) == len(call.masks):  # else torch raises
         tangents = tuple(_plain_tangents(t, masks) for t, masks in zip(tangents, call.masks, strict=True))
-    output, tangent, carried = jvp(call.inside, call.args, tangents, strict=strict, has_aux=True)
+    output, tangent, carried = differentiate(call.inside, call.args, tangents, strict=strict, has_aux=True)
     masks = call.output_masks(carried)
     result = _with_masks(output, masks), _with_masks(tangent, masks)
     return (*result, call.aux(carried)) if has_aux else result
@@ -471,7 +472,7 @@ def jacrev(
         transformed: Any = torch.func.jacrev(
             call.inside, argnums, has_aux=True, chunk_size=chunk_size, _preallocate_and_copy=_preallocate_and_copy
         )
-        jacobians, carried = transformed(*call.args)
+        jacobians, carried = outside_inference_mode(transformed)(*call.args)
         jacobians = call.jacobians(jacobians, carried, argnums)
         return (jacobians, call.aux(carried)) if has_aux else jacobians
 
@@ -487,7 +488,7 @@ def jacfwd(
     def differentiated(*args: Any) -> Any:
         call = _Call(func, has_aux, args, {}, densely_for="jacfwd")
         transformed: Any = torch.func.jacfwd(call.inside, argnums, has_aux=True, randomness=randomness)
-        jacobians, carried = transformed(*call.args)
+        jacobians, carried = outside_inference_mode(transformed)(*call.args)
         jacobians = call.jacobians(jacobians, carried, argnums)
         return (jacobians, call.aux(carried)) if has_aux else jacobians
 

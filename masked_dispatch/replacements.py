@@ -144,7 +144,7 @@ SCOPE = "with the first scope"
 CHECKPOINTS = "with torch.distributed.checkpoint"
 TENSORS = "with torch.distributed.tensor"
 _STYLES = "torch.distributed.tensor.parallel.style"
-OLDEST = "2.13"
+OLDEST = "2.11"
 
 
 class Replacement(NamedTuple):
@@ -155,6 +155,7 @@ class Replacement(NamedTuple):
     checked  the test file of what the replacement does, or the number of the assumption about torch that it rests on
     when     when they are replaced
     since    the first tested torch that has them
+    until    the first tested torch that serves such calls itself; None if none does
     """
 
     places: Mapping[str, str]
@@ -162,6 +163,7 @@ class Replacement(NamedTuple):
     checked: str | int
     when: str = IMPORT
     since: str = OLDEST
+    until: str | None = None
 
     @property
     def whole_names(self) -> list[str]:
@@ -325,10 +327,18 @@ TABLE = (
         GRAPH,
     ),
     Replacement(
+        {"torch._higher_order_ops.utils": "_collect_fake_inputs"},
+        "`cond` in a graph takes a masked operand for an error of Dynamo",
+        12,
+        GRAPH,
+        until="2.13",
+    ),
+    Replacement(
         {"torch._dynamo.variables.tensor.TensorVariable": "method_new_tensor"},
         "a graph records the result of `x.new_tensor(data)` as a plain tensor",
         27,
         GRAPH,
+        since="2.12",
     ),
     Replacement(
         {"torch._dynamo.variables.tensor.TensorVariable": "method___setitem__"},

@@ -11,12 +11,12 @@ import re
 __version__ = "0.1.0"
 
 # From the oldest that pyproject.toml admits to the newest.
-TESTED = ("2.13.0", "2.14.1", "2.15.0")
+TESTED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 
 
 def is_untested(version: str) -> bool:
-    """Whether a torch is newer than the newest that was tested: 2.16.0, or 2.16.0a0+git1234."""
-    return _release(version) > _release(TESTED[-1])
+    """Whether a torch is newer than the newest that was tested, or older than the oldest: 2.16.0, 2.16.0a0+git1234."""
+    return not _release(TESTED[0]) <= _release(version) <= _release(TESTED[-1])
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -127,6 +127,7 @@ from op_registry.records.divided import gather_along as gather_along
 from op_registry.records.divided import is_divided as is_divided
 from op_registry.records.divided import undivided as undivided
 from op_registry.records.dtypes import accumulation_dtype as accumulation_dtype
+from op_registry.records.dtypes import choose as choose
 from op_registry.records.dtypes import highest as highest
 from op_registry.records.dtypes import lowest as lowest
 from op_registry.records.dtypes import on_signed_bits as on_signed_bits

@@ -20,7 +20,7 @@ _MODULES = (dispatch.__name__, engine.__name__)
 
 
 class UntestedTorchWarning(UserWarning):
-    """The installed torch is newer than any that masked_dispatch was tested with."""
+    """The installed torch is newer, or older, than any that masked_dispatch was tested with."""
 
 
 def broken() -> list[str]:

@@ -106,7 +106,7 @@ def inductor_has_a_table_of_lowerings_and_a_fused_multiply_add() -> None:
     with assumed("Dynamo records as a copy_ what these methods of TensorVariable are called for"):
         methods = [(name, f) for name, f in vars(tensor.TensorVariable).items() if inspect.isfunction(f)]
         copying = [name for name, f in methods if 'call_method(tx, "copy_"' in inspect.getsource(f)]
-        expect_equal(sorted(copying), sorted(WRITING_COPIES))
+        expect(sorted(copying) in ([], sorted(WRITING_COPIES)), copying)
 
 
 @assumption_about_graphs(36)

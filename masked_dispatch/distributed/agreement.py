@@ -22,6 +22,7 @@ from masked_dispatch.distributed.extents import Told, compared, compared_apart, 
 from masked_dispatch.distributed.transport import awaited
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
+from op_registry.older_torch import all_gather_single
 
 # A message has this many bytes: its length, the text, zeros. Longer descriptions take a second message.
 HEADER = 512
@@ -157,7 +158,7 @@ def _gathered(group: distributed.ProcessGroup, message: Tensor, device: torch.de
     if f"{device.type}:gloo" in distributed.get_backend_config(group).split(","):
         return _passed_on(group, message.to(device)).cpu()
     messages = torch.empty(group.size() * len(message), dtype=torch.uint8, device=device)
-    distributed.all_gather_single(messages, message.to(device), group=group)
+    all_gather_single()(messages, message.to(device), group=group)
     return messages.cpu().view(group.size(), -1)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup, ReduceOp
 
 from masked_dispatch.distributed_internals import Group
+from op_registry.older_torch import all_gather_single, reduce_scatter_single
 
 Awaited = Callable[[], Tensor]
 
@@ -43,11 +44,11 @@ class Eager:
 
     def reduce_scatter(self, data: Tensor, op: str) -> Awaited:
         out = data.new_empty(len(data) // self.ranks)
-        return awaited(distributed.reduce_scatter_single(out, data, op=_op(op), group=self.group, async_op=True), out)
+        return awaited(reduce_scatter_single()(out, data, op=_op(op), group=self.group, async_op=True), out)
 
     def all_gather(self, data: Tensor) -> Awaited:
         out = data.new_empty(self.ranks * len(data))
-        work = distributed.all_gather_single(in_bytes(out), in_bytes(data), group=self.group, async_op=True)
+        work = all_gather_single()(in_bytes(out), in_bytes(data), group=self.group, async_op=True)
         return awaited(work, out)
 
     def broadcast(self, data: Tensor, root: int) -> Awaited:

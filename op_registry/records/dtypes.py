@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from op_registry.older_torch import WHERE_TAKES_UNSIGNED
 from op_registry.records.dims import Number
 
 
@@ -53,3 +54,14 @@ def on_signed_bits(move: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """
     signed = SIGNED.get(x.dtype)
     return move(x) if signed is None else move(x.view(signed)).view(x.dtype)
+
+
+def choose(condition: Tensor, x: Tensor, other: Tensor | Number) -> Tensor:
+    """torch.where, also where torch has no kernel of it for unsigned dtypes: of these it chooses the bits."""
+    if WHERE_TAKES_UNSIGNED or not {x.dtype, getattr(other, "dtype", None)} & SIGNED.keys():
+        return torch.where(condition, x, other)
+    dtype = torch.result_type(x, other)
+    if not isinstance(other, Tensor):
+        other = torch.full((), other, dtype=dtype, device=x.device)
+    bits = SIGNED.get(dtype, dtype)
+    return torch.where(condition, x.to(dtype).view(bits), other.to(dtype).view(bits)).view(dtype)

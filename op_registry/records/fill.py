@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dims import Number
+from op_registry.records.dtypes import choose
 from op_registry.records.kept import kept_with
 from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import is_older_batch, may_be_read, under_transform
@@ -86,7 +87,7 @@ def fill_where_invalid(data: Tensor, validity: Tensor | None, value: Number | Te
         # (torch.where's result has the strides of its first operand; a view may need the data's)
         order = sorted(range(data.ndim), key=data.stride().__getitem__, reverse=True)
         valid = valid.permute(order).contiguous().permute([order.index(d) for d in range(data.ndim)])
-    return torch.where(valid, data, value)
+    return choose(valid, data, value)
 
 
 def fill_in_place(data: Tensor, validity: Tensor | None, value: Number) -> Tensor:

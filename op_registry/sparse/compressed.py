@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from op_registry.older_torch import with_contiguous_strides
 from op_registry.sparse import convert
 from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
 from op_registry.sparse.layout import Block, Layout, Pieces, T, grid_of
@@ -153,6 +154,8 @@ def torch_compressed(
     check: bool = False,
 ) -> Tensor:
     """torch's tensor of a compressed layout; of its beta state torch warns once, and not at a line of ours."""
+
+    plain = with_contiguous_strides(plain)
 
     def tensor() -> Tensor:
         return torch.sparse_compressed_tensor(starts, plain, values, size, layout=layout, check_invariants=check)

@@ -21,7 +21,8 @@ def as_markdown() -> str:
             ]
             by = f"assumption {row.checked}" if isinstance(row.checked, int) else f"`{row.checked}`"
             later = "" if row.since == OLDEST else f" Torch has had this function since {row.since}."
-            item = f"* {'; '.join(owners)}. Without the replacement, {row.without}. Test: {by}.{later}"
+            needless = "" if row.until is None else f" Torch {row.until} and later need no replacement."
+            item = f"* {'; '.join(owners)}. Without the replacement, {row.without}. Test: {by}.{later}{needless}"
             parts.append(fill(item, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
         parts.append("")
     return "\n".join(parts)

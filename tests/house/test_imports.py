@@ -16,7 +16,7 @@ from repository import ROOT
 # Rooms from the ground up: a module imports from its own room and from those before it.
 FLOORS = {
     "op_registry": (
-        ("errors", "digests", "progress", "schema", "workers", "dimensions"),
+        ("errors", "digests", "older_torch", "progress", "schema", "workers", "dimensions"),
         ("traits",),
         ("rule",),
         ("records", "registration", "registry"),

@@ -1,7 +1,8 @@
-"""Which releases of torch were tested stands in masked_dispatch/versions.py, and what a newer one meets at import."""
+"""Which releases of torch were tested stands in masked_dispatch/versions.py, and what another one meets at import."""
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import warnings
@@ -33,18 +34,38 @@ def test_the_distribution_admits_these_versions() -> None:
     assert set(pinned) <= set(TESTED)
 
 
-def test_untested_is_what_is_newer_than_the_newest() -> None:
-    assert [v for v in (*TESTED, f"{NEWEST}+cu132", "2.9.1", "2.15.0a0+git12") if is_untested(v)] == []
-    assert [v for v in ("2.15.1", "2.16.0a0+git12", "3.0.0") if not is_untested(v)] == []
+def test_untested_is_what_is_newer_than_the_newest_or_older_than_the_oldest() -> None:
+    assert [v for v in (*TESTED, f"{NEWEST}+cu132", "2.12.0", "2.15.0a0+git12") if is_untested(v)] == []
+    assert [v for v in ("2.15.1", "2.16.0a0+git12", "3.0.0", "2.10.0+cpu", "1.13.1") if not is_untested(v)] == []
 
 
-def test_an_untested_torch_warns_once_and_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", "99.1.0")
+def test_what_older_releases_lack_goes_with_them() -> None:
+    """Each function of older_torch.py says which release makes it unnecessary, and no other file names one."""
+    files = {
+        path: path.read_text(encoding="utf-8")
+        for p in ("op_registry", "masked_dispatch")
+        for path in (ROOT / p).rglob("*.py")
+    }
+    named = {path.name: re.findall(r"# torch (\d+\.\d+): unnecessary", text) for path, text in files.items()}
+    releases = named.pop("older_torch.py")
+    assert not any(named.values())
+    assert {*releases} <= {tested.rpartition(".")[0] for tested in TESTED[1:]}, "remove what the oldest torch has"
+    tree = ast.parse(files[ROOT / "op_registry/older_torch.py"])
+    assert len(releases) == sum(
+        isinstance(n, (ast.FunctionDef, ast.Assign, ast.AnnAssign))
+        for n in tree.body
+        if getattr(n, "name", "")[:1] != "_"
+    )
+
+
+@pytest.mark.parametrize("version", ["99.1.0", "2.10.0"])
+def test_an_untested_torch_warns_once_and_names_the_command(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
     with pytest.warns(UntestedTorchWarning) as warned:
         check_untested()
     assert [str(w.message) for w in warned] == [
-        f"masked_dispatch was tested with torch {OLDEST} to {NEWEST}, and this is 99.1.0. `python -m masked_dispatch "
-        "doctor` tells within a minute whether they work together."
+        f"masked_dispatch was tested with torch {OLDEST} to {NEWEST}, and this is {version}. `python -m "
+        "masked_dispatch doctor` tells within a minute whether they work together."
     ]
 
 

@@ -31,6 +31,7 @@ from op_registry.authoring import (
     as_int8,
     broadcast_along,
     broadcast_to,
+    choose,
     coalesce,
     concat_values,
     drop_invalid,
@@ -80,7 +81,7 @@ def _chunk_cat(op: OpOverload, tensors: Sequence[Dense], dim: int, num_chunks: i
 
 @masked_rule(aten.where.self, category=CHOICE)
 def where(condition: Dense, self: Dense, other: Dense) -> Dense:
-    data = aten.where(condition.data, self.data, other.data)
+    data = choose(condition.data, self.data, other.data)
     chosen = self.validity
     if self.validity is not other.validity:
         one = data.new_ones((), dtype=torch.int8)

@@ -1,4 +1,5 @@
-"""The import of the library in new processes: with a torch that is newer than those tested, and how long it asks."""
+"""The import of the library in new processes: with a torch that is newer or older than those tested, and how long it
+asks."""
 
 from __future__ import annotations
 
@@ -15,6 +16,17 @@ BROKEN = NEWER + (
     "engine = graph._engine_run_backward\n"
     "graph._engine_run_backward = lambda *args, **kwargs: engine(*args, **kwargs)\n"
 )
+# One that lacks an operator.
+OLDER = (
+    "import torch; torch.__version__ = '2.10.0'\n"
+    "namespace = type(torch.ops.aten)\n"
+    "found = namespace.__getattr__\n"
+    "def get(self, name):\n"
+    "    if name == '_foreach_powsum':\n"
+    "        raise AttributeError(name)\n"
+    "    return found(self, name)\n"
+    "namespace.__getattr__ = get\n"
+)
 
 
 def imported(program: str) -> subprocess.CompletedProcess[str]:
@@ -29,6 +41,15 @@ def test_import_warns_or_refuses() -> None:
     assert refused.returncode == 1
     assert "ImportError: masked_dispatch does not work with torch 99.1.0" in refused.stderr
     assert "  16. what the engine calls has its function below: torch 99.1.0 no longer holds that" in refused.stderr
+
+
+def test_a_torch_without_the_operators_of_the_rules_is_refused() -> None:
+    refused = imported(OLDER)
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1] == (
+        f"ImportError: op_registry and masked_dispatch need torch {TESTED[0].rpartition('.')[0]} or newer, and this is "
+        "torch 2.10.0: it lacks operators that the rules name, such as aten._foreach_powsum. Install a newer torch."
+    )
 
 
 def test_what_is_asked_at_import_takes_a_tenth_of_a_second() -> None:

@@ -29,8 +29,13 @@ torch.compile(lambda x: x * 2, backend="aot_eager")(x)
 names = {name for row in TABLE for name in row.whole_names}
 replaced = {name for name in found() if not name.startswith("torch.optim.optimizer._global_optimizer_pre_hooks")}
 # What this torch does not have, it need not have replaced.
-version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-due = {name for row in TABLE for name in row.whole_names if tuple(map(int, row.since.split("."))) <= version}
+def release(name):
+    return tuple(int(part) for part in name.split(".")[:2])
+
+
+here = release(torch.__version__)
+rows = [row for row in TABLE if release(row.since) <= here < release(row.until or "99")]
+due = {name for row in rows for name in row.whole_names}
 print("not listed:", sorted(replaced - names))
 print("not replaced:", sorted(due - replaced))
 """
