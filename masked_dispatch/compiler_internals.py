@@ -77,7 +77,8 @@ def trace_only_calls_of(*packages: str) -> None:
         rules = sys.modules["torch._dynamo.trace_rules"]
         for package in packages:
             rules.add(package)
-            older_torch.traced_where_called(rules).add(f"{Path(sys.modules[package].__path__[0]).as_posix()}/")
+        folders = tuple(f"{Path(sys.modules[package].__path__[0]).as_posix()}/" for package in packages)
+        older_torch.trace_where_called(rules, folders, replace)
 
     when_imported("torch._dynamo.trace_rules", tell)
 

@@ -315,6 +315,13 @@ TABLE = (
         GRAPH,
     ),
     Replacement(
+        {"torch._dynamo.trace_rules": "is_torch_inline_allowed"},
+        "a graph breaks at each function of this library",
+        49,
+        GRAPH,
+        until="2.12",
+    ),
+    Replacement(
         {"torch._dynamo.utils": "run_node"},
         "a refusal is reported as an internal error of Dynamo",
         38,

@@ -36,10 +36,17 @@ def _where_takes_unsigned() -> bool:
 WHERE_TAKES_UNSIGNED = _where_takes_unsigned()
 
 
+def _in_inference_mode() -> bool:
+    return torch.is_inference_mode_enabled()
+
+
+_in_inference_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def outside_inference_mode(transformed: Callable[..., Any]) -> Callable[..., Any]:
     """A transform of torch.func, or what it returned, to be called outside of inference mode."""
     # torch 2.12: unnecessary (transforms leave the mode themselves; before, derivatives in it are zeros, silently).
-    if not torch.is_inference_mode_enabled():
+    if not _in_inference_mode():
         return transformed
 
     def outside(*args: Any, **kwargs: Any) -> Any:
@@ -67,11 +74,18 @@ def reduce_scatter_single() -> Callable[..., Any]:
     return getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
 
-def traced_where_called(rules: Any) -> set[str]:
-    """Dynamo's folders whose functions it traces where traced code calls them, among those that it leaves alone."""
-    # torch 2.12: unnecessary (it has a list for other files than torch's own).
-    found: set[str] | None = getattr(rules, "BUILTIN_INLINE_WHEN_CALLED", None)
-    return rules.get_mod_inlinelist() if found is None else found
+def trace_where_called(rules: Any, folders: tuple[str, ...], replace: Callable[..., Any]) -> None:
+    """Let Dynamo trace functions of files that it leaves alone, in these folders, where traced code calls them."""
+    # torch 2.12: unnecessary (it has a list of such folders; before, for torch's own files alone).
+    listed: set[str] | None = getattr(rules, "BUILTIN_INLINE_WHEN_CALLED", None)
+    if listed is not None:
+        listed.update(folders)
+        return
+
+    def is_torch_inline_allowed(original: Callable[[str], bool], file: str) -> bool:
+        return file.startswith(folders) or original(file)
+
+    replace(rules, "is_torch_inline_allowed", is_torch_inline_allowed, lambda file: False, always=True)
 
 
 def records_new_tensor(variable: type) -> bool:
