@@ -56,6 +56,15 @@ def outside_inference_mode(transformed: Callable[..., Any]) -> Callable[..., Any
     return outside
 
 
+def next_functions(node: Any) -> tuple[Any, ...]:
+    """The edges of the node of an autograd function; none if the graph that it belonged to is gone."""
+    # torch 2.13: unnecessary (the node in Python keeps the one in C++; before, the engine crashes if asked for it).
+    try:
+        return node.next_functions
+    except RuntimeError:
+        return ()
+
+
 def with_contiguous_strides(indices: Tensor) -> Tensor:
     """The indices of a compressed tensor, in a form that torch's check of its invariants takes for contiguous."""
     # torch 2.12: unnecessary (without elements, strides of 0 are contiguous).

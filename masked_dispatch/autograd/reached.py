@@ -29,6 +29,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry.bound import bind_by_name
 from op_registry.dimensions.labels import Elementwise, tensors_in
 from op_registry.laws import categories as laws
+from op_registry.older_torch import next_functions
 from op_registry.records.dense import Dense
 from op_registry.records.dims import with_leading_dims
 from op_registry.records.spread import OF_LOSSES, OF_PRODUCTS, anywhere, broadcast_back, is_met_everywhere, spread
@@ -217,7 +218,7 @@ class Call:
         """What of each operand is reached, by the derivative of a call that moves or adds up elements."""
         edge, *_ = node.next_functions
         ones = reached.expand(grad.shape).to(grad.dtype)
-        operands = self.linked or []
+        operands = [operand for operand in self.linked or [] if next_functions(operand.node)]
         edges = [GradientEdge(operand.node, 0) for operand in operands]
         with torch.enable_grad():
             found = torch.autograd.grad([GradientEdge(*edge)], edges, [ones], retain_graph=True, allow_unused=True)
@@ -293,7 +294,8 @@ class Call:
 
 
 def _is_of_leaf(node: Any) -> bool:
-    return type(node.next_functions[0][0]).__name__ == "AccumulateGrad"
+    functions = next_functions(node)
+    return not functions or type(functions[0][0]).__name__ == "AccumulateGrad"
 
 
 def stored_densely(reached: Any) -> Tensor | None:

@@ -30,6 +30,7 @@ from op_registry.authoring import (
     Dense,
     Equation,
     MaskedSemanticsError,
+    accumulation_dtype,
     aligned_validity,
     all_valid,
     as_bool,
@@ -215,8 +216,13 @@ def _queries(query: Dense, *others: Dense) -> Tensor:
     dims=Equation("bhqd,bhkd,bhkv,*qk->bhqv,bhq"),
 )
 def _scaled_dot_product_flash_attention_for_cpu(c: Bound) -> tuple[Dense, Dense]:
+    """Without heads, queries or keys, torch's kernel ends the process; here the sums are over nothing."""
     p = plan(c.query, c.key, c.value, c.attn_mask, c.is_causal)
-    output, logsumexp = _planned(c, p)
+    if 0 in (*c.query.shape[1:3], *c.key.shape[1:3]):
+        output = c.query.filled(0) @ c.key.filled(0).mT @ c.value.filled(0)
+        logsumexp = output.new_full(c.query.shape[:-1], -torch.inf, dtype=accumulation_dtype(output.dtype))
+    else:
+        output, logsumexp = _planned(c, p)
     return Dense(output, p.output), Dense(logsumexp, None if p.rows is None else p.rows.squeeze(-1))
 
 
