@@ -351,3 +351,23 @@ def test_has_aux_needs_a_pair() -> None:
 def test_in_dims_out_of_range_is_torch_s_own_error() -> None:
     with pytest.raises(ValueError, match="in_dim"):
         F.vmap(lambda x: x, in_dims=5)(sample())
+
+
+def test_derivatives_in_inference_mode() -> None:
+    """Before torch 2.12, torch.func gives zeros there."""
+
+    def all_of() -> list[Any]:
+        x = md.masked_tensor(torch.tensor([1.0, NAN, 3.0]), torch.tensor([True, False, True]))
+        value, pull = F.vjp(lambda t: (t * t).sum(), x)
+        tangents = F.jvp(lambda t: t * t, (x,), (torch.ones(3),))
+        jacobians = [F.jacrev(torch.square)(x), F.jacfwd(torch.square)(x), F.hessian(lambda t: (t**3).sum())(x)]
+        image = md.masked_tensor(torch.arange(16.0).view(1, 1, 4, 4), torch.arange(16).view(1, 1, 4, 4) % 3 > 0)
+        pooled = torch.ops.aten.avg_pool2d_backward(
+            image[..., :2, :2], image, [2, 2], [2, 2], [0, 0], False, True, None
+        )
+        return [F.grad(lambda t: (t * t).sum())(x), value, *pull(torch.ones(())), *tangents, *jacobians, pooled]
+
+    with torch.inference_mode():
+        inside = all_of()
+    same(inside, all_of())
+    assert inside[0].to_tensor(0).tolist() == [2.0, 0.0, 6.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
 from masked_dispatch.assumptions.assignments import INDICES, TARGETS, VALUES, tried
@@ -46,3 +47,22 @@ def test_a_boolean_that_depends_on_the_batch_is_assigned_to_under_vmap() -> None
         return row
 
     assert md.functional.vmap(imputed)(x).tolist() == [[1, 0, 1], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("index", [torch.tensor([False, True, False]), [1], torch.tensor([1]), 1, slice(1, 2)])
+def test_past_the_class_a_number_is_written_by_the_operator_that_torch_chooses(index) -> None:
+    """Only the caller's frame tells that call from one of masked_fill_ by name, so it is no assignment either."""
+    by_name = []
+
+    class Chosen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            by_name.append(func.overloadpacket in (torch.ops.aten.masked_fill_, torch.ops.aten.index_fill_))
+            return func(*args, **(kwargs or {}))
+
+    with Chosen():
+        torch.Tensor.__setitem__(torch.ones(3), index, 0.0)
+    x = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
+    torch.Tensor.__setitem__(x, index, 0.0)
+    assert x.get_mask().tolist() == [True, not any(by_name), True]
+    x[index] = 0.0
+    assert x.get_mask().all()
