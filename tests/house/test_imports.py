@@ -72,6 +72,7 @@ LATE = {
     "torch._dynamo.variables.tensor": "loads the compiler",
     "functorch.compile": "loads the compiler",
     "torch._functorch._aot_autograd": "loads the compiler",
+    "torch._higher_order_ops": "loads the compiler",
     "torch._functorch._aot_autograd.runtime_wrappers": "loads the compiler",
     "torch._functorch._aot_autograd.schemas": "loads the compiler",
     "torch._inductor": "loads the compiler",
