@@ -10,7 +10,6 @@ import torch
 import masked_dispatch as md
 
 forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 for heads, queries, keys in ((0, 4, 5), (3, 0, 5), (3, 4, 0), (3, 0, 0)):
     parts = [torch.randn(2, heads, n, 8) for n in (queries, keys, keys)]
     masked = [md.masked_tensor(x, torch.rand(x.shape) > 0.3, requires_grad=True) for x in parts]
@@ -19,8 +18,6 @@ for heads, queries, keys in ((0, 4, 5), (3, 0, 5), (3, 4, 0), (3, 0, 0)):
         assert output.shape == q.shape, output.shape
         assert md.as_masked_tensor(output).to_tensor(1).eq(0).all()
         assert md.as_masked_tensor(logsumexp).to_tensor(-torch.inf).eq(-torch.inf).all()
-        grads = backward(output, q, k, v, output, logsumexp, 0.0, False)
-        assert [g.shape for g in grads] == [q.shape, k.shape, v.shape]
         output.to_tensor(0).sum().backward()
         assert torch.nn.functional.scaled_dot_product_attention(q, k, v).shape == q.shape
 print("done")
