@@ -9,8 +9,8 @@ from public_collectives import TESTED, public_functions
 from repository import ROOT
 from shown_collectives import table
 
-# In the newest of the versions that are supported.
-NEW = {"gather_into_tensor", "gather_single"}
+# In the newer of the versions that are supported.
+NEW = {"all_gather_single", "gather_into_tensor", "gather_single", "reduce_scatter_single"}
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -178,11 +178,6 @@ CALLED = {
         lambda x, w: _fsdp_param_group.RegisterPostBackwardFunction.apply(_WITHOUT_A_GROUP, x, w),
         lambda x, w: (x * 1, w * 1),
     ),
-    "torch/distributed/fsdp/_fully_shard/_fsdp_state.py RegisterPreBackwardFunction": Case(
-        lambda x, w: _fsdp_state.RegisterPreBackwardFunction.apply(_WITHOUT_A_GROUP, x),
-        lambda x, w: x * 1,
-        (torch.strided,),
-    ),
     "torch/_export/db/examples/autograd_function.py MyAutogradFunction": Case(
         lambda x, w: _example().apply(x), lambda x, w: _with_one_more(x * 1), (torch.strided, torch.jagged)
     ),
@@ -426,11 +421,19 @@ def has_tangents(function: Function) -> bool:
     return True
 
 
+# In some of the supported releases.
+BEFORE_BACKWARD = "torch/distributed/fsdp/_fully_shard/_fsdp_state.py RegisterPreBackwardFunction"
 CASES = {**BY_HAND, **CALLED}
+if hasattr(_fsdp_state, "RegisterPreBackwardFunction"):
+    CASES[BEFORE_BACKWARD] = Case(
+        lambda x, w: _fsdp_state.RegisterPreBackwardFunction.apply(_WITHOUT_A_GROUP, x),
+        lambda x, w: x * 1,
+        (torch.strided,),
+    )
 # Those of a jvp, which takes tangents of plain tensors.
 WITH_TANGENTS = {
     "two results",
-    "torch/distributed/fsdp/_fully_shard/_fsdp_state.py RegisterPreBackwardFunction",
+    *CASES.keys() & {BEFORE_BACKWARD},
     *(
         f"torch/testing/_internal/autograd_function_db.py {name}"
         for name in (

@@ -182,7 +182,7 @@ def rows(text: str) -> dict[str, str]:
 
 def test_everything_about_an_operator() -> None:
     text = explain("torch.cumsum")
-    assert text.startswith("torch.cumsum is aten.cumsum.\naten.cumsum (default): scan\n")
+    assert re.match(r"torch\.cumsum is aten\.cumsum\.\naten\.cumsum \(default\b.*\): scan\n", text)
     said = rows(text)
     assert list(said) == ["law", "family", "rule", "traits", "dims", "serves", "lowering", "oracle", "samples", "gaps"]
     assert said["law"].startswith("at valid positions what torch gives")
@@ -192,7 +192,7 @@ def test_everything_about_an_operator() -> None:
     )
     assert said["traits"] == "identity=0"
     assert said["dims"] == "a result for each element of each slice along `dim`; other dimensions are batch"
-    assert said["serves"] == "aten.cumsum.default, aten.cumsum.out (written back)"
+    assert {"aten.cumsum.default", "aten.cumsum.out (written back)"} <= {*said["serves"].split(", ")}
     assert said["lowering"].startswith("COO, CSR, CSC, BSR, BSC, packed: ")
     assert re.search(r"tried as .*: (\d+) of \1 sample calls stay sparse", said["lowering"])
     assert "op_registry/conformance/oracles/slices.py:" in said["oracle"]
