@@ -38,12 +38,12 @@ They assume the following of the releases in versions.py; assumptions/ has a che
 22. ``forward_ad._current_level`` is negative unless forward-mode AD is on
 23. inductor keeps its lowerings in a table by overload, and they can distinguish graph inputs from computed values;
     importing its primitives defines the fused multiply-add ``prims.fma``, with which Dynamo writes in-place arithmetic
-    as a ``copy_``, in the methods of its tensor variable that `arithmetic_written_as_a_copy` names
+    as a ``copy_`` since 2.12, in the methods of its tensor variable that `arithmetic_written_as_a_copy` names
 24. Dynamo has a function that marks a dimension of a tensor as dynamic
 25. the result of torch.compile holds the original callable, as ``_torchdynamo_orig_callable`` or ``_orig_mod``
 26. ``torch.testing.assert_close`` compares two tensors with `compare` of the class ``TensorLikePair`` of its module
-27. Dynamo writes x.new_tensor(data) as torch.tensor(data), in a method whose result None means "record the call";
-    since 2.14 the table ``tp_methods`` holds this method; Dynamo's method for x[i] = value is ``method___setitem__``,
+27. since 2.12 Dynamo writes x.new_tensor(data) as torch.tensor(data), in a method whose result None means "record the
+    call", which since 2.14 the table ``tp_methods`` holds; Dynamo's method for x[i] = value is ``method___setitem__``,
     since 2.14 ``mp_ass_subscript_impl``, and records a call without results
 28. Dynamo runs an operator on fake tensors, and expects every size that depends on data, which ``ShapeEnv`` lists as
     pending, to be a size of its result
@@ -89,7 +89,7 @@ They assume the following of the releases in versions.py; assumptions/ has a che
 48. torch.save writes its older file format in ``torch.serialization._legacy_save``, and torch.load reads it in
     ``_legacy_load``, as Python functions
 49. Dynamo has a list of files whose frames it leaves alone, and one of those whose functions it traces all the same
-    where traced code calls them
+    where traced code calls them; before 2.12 it asks a function of trace_rules instead
 
 If torch withdraws the key, ``__torch_function__`` can call the same rules, at 1.3 µs more per call and without the
 operators that C++ composites call (evidence: a shim that excludes the keys above Python, lets torch parse the arguments
