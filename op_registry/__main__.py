@@ -12,6 +12,7 @@ from pathlib import Path
 
 from op_registry.conformance import mutant_extents, mutant_table, runner
 from op_registry.conformance.devices.available import NAMES as DEVICES
+from op_registry.conformance.devices.available import is_there
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.part import at_least_one, part
@@ -138,9 +139,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--device",
         choices=DEVICES,
-        help="instead of the laws, compare one sample of each entry on this device with the CPU, forward and gradient "
-        "(reference: a device written in Python, which refuses operands on the CPU); with --op, --sample, --slice and "
-        "--subject alone. A device that this machine lacks is skipped",
+        help="with --law, run these laws on this device (reference: a device written in Python, which refuses operands "
+        "on the CPU); without, compare one sample of each entry there with the CPU, forward and gradient, with --op, "
+        "--sample, --slice and --subject alone. A device that this machine lacks is skipped",
     )
 
     mutants = command("mutants", "make rules wrong on purpose, and print which law notices each")
@@ -175,6 +176,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         whole_entries=tier.whole_entries,
         each_overload_once=not options.op and not tier.whole_entries,
         modules=tuple(options.modules),
+        device=options.device,
     )
 
 
@@ -184,7 +186,7 @@ def _check(options: argparse.Namespace) -> int:
     for name in options.op or ():
         _check_operator(name)
     _check_subject(options.subject, options.storage or ())
-    if options.device:
+    if options.device and not (options.law and is_there(options.device)):
         return _check_on_device(options)
     settings = _settings(options)
     if options.op and (options.workers == 0 or len(options.op) == 1):
@@ -214,14 +216,14 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-# Options of `check` that choose laws and trials: a comparison on a device has none.
-NOT_ON_DEVICES = ("law", "mask", "dtype", "mode", "storage", "most", "variants")
+# Options of `check` that choose trials of laws: a comparison on a device has none.
+NOT_ON_DEVICES = ("mask", "dtype", "mode", "storage", "most", "variants")
 
 
 def _check_on_device(options: argparse.Namespace) -> int:
     given = [f"--{name}" for name in NOT_ON_DEVICES if getattr(options, name)]
-    if given:
-        raise UnknownName(f"--device compares with the CPU and asks no laws: leave out {', '.join(given)}")
+    if given and not options.law:
+        raise UnknownName(f"--device without --law compares with the CPU: add --law, or leave out {', '.join(given)}")
     names = [operator_named(name).name for name in options.op or ()] or list(database())
     return conformance.run_on_device(
         names[options.slice], options.device, options.subject, options.sample, options.json

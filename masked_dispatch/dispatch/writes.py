@@ -40,6 +40,7 @@ from masked_dispatch.torch_internals import (
     keyset_for_write,
     redispatch,
     schema_of,
+    share_memory,
     tracking_views_and_versions,
     tracks_writes,
     under_transform,
@@ -430,7 +431,8 @@ def check_outputs_on_meta(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Mapping[str, Tensor]
 ) -> None:
     """Make the same call on meta tensors: torch itself refuses outputs of wrong dtypes or overlapping memory."""
-    storages: dict[int, torch.UntypedStorage] = {}
+    # Found by what shares memory: an address is 0 on some devices, and in the memory of some CUDA graphs.
+    storages: list[tuple[Tensor, torch.UntypedStorage]] = []
 
     def on_meta(value: object) -> object:
         if isinstance(value, (list, tuple)):
@@ -440,11 +442,12 @@ def check_outputs_on_meta(
         if isinstance(value, SparseMaskedTensor):  # it shares memory with no other argument of a dense call
             return torch.empty(value.shape, dtype=value.dtype, device="meta")
         data = value._data if isinstance(value, MaskedTensor) else value.detach()
-        storage = data.untyped_storage()
-        if storage.data_ptr() not in storages:
-            storages[storage.data_ptr()] = torch.UntypedStorage(storage.nbytes(), device="meta")
+        storage = next((s for t, s in storages if share_memory(t, data)), None)
+        if storage is None:
+            storage = torch.UntypedStorage(data.untyped_storage().nbytes(), device="meta")
+            storages.append((data, storage))
         empty = torch.empty(0, dtype=data.dtype, device="meta")
-        return empty.set_(storages[storage.data_ptr()], data.storage_offset(), data.shape, data.stride())  # type: ignore[call-overload]
+        return empty.set_(storage, data.storage_offset(), data.shape, data.stride())  # type: ignore[call-overload]
 
     meta_outputs = {name: on_meta(output) for name, output in outputs.items()}
     # We cannot check an operator without a meta kernel.
@@ -454,12 +457,8 @@ def check_outputs_on_meta(
 
 def shares_memory(target: Tensor, args: Sequence[object]) -> bool:
     """Whether an argument has the same storage as `target`."""
-
-    def storage(tensor: Tensor) -> int:
-        return data_of(tensor).untyped_storage().data_ptr()
-
     inputs = [t for a in args for t in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(t, Tensor)]
-    return any(storage(t) == storage(target) for t in inputs)
+    return any(share_memory(data_of(t), data_of(target)) for t in inputs)
 
 
 def data_of(tensor: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def _operands_of_batch(
     for name, data in ragged.batch(garbage).items():
         gradient = name in wanted
         if name not in ragged.ragged:
-            values[name] = data.requires_grad_(gradient)
+            values[name] = subject.placed(data).requires_grad_(gradient)
             continue
         place = ragged.ragged[name]
         mask = ragged.masks[name] if own or ragged.draw.holes else None
@@ -163,7 +163,7 @@ def _of_sample(
         if name in ragged.ragged and ragged.draw.holes:
             operands[name] = subject.wrap(own, ragged.cut(name, ragged.masks[name], n), name in wanted)
         else:
-            operands[name] = own.requires_grad_(name in wanted)
+            operands[name] = subject.placed(own).requires_grad_(name in wanted)
     try:
         return _run(subject, ragged, ragged.named(operands, n), operands, seed, form)
     except Exception as error:

@@ -30,9 +30,10 @@ def repro(operator: Operator, law: str, description: str, settings: Settings, op
     name = settings.subject or os.environ.get("OP_REGISTRY_SUBJECT")
     subject = f" --subject {name}" if name else ""
     chosen_check = f" {option[0]} {option[1]}" if option else ""
+    device = f" --device {settings.device}" if settings.device else ""
     return (
         f"python -m op_registry check{imports(operator, settings)} --op {operator.name} --law {law} "
-        f"--sample {number}{drawn} --seed {settings.seed}{chosen_check}{subject}"
+        f"--sample {number}{drawn} --seed {settings.seed}{chosen_check}{subject}{device}"
         f"{remark(operator)}"
     )
 

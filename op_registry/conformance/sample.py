@@ -65,12 +65,16 @@ class Sample:
         args, kwargs = tree_map(replace, (self.args, self.kwargs))
         return args, kwargs
 
-    def copies(self, wanted: frozenset[int] = frozenset()) -> tuple[Any, Any, list[Tensor]]:
-        """Plain copies of the arguments, and of each tensor among them; those `wanted` require grad."""
+    def copies(
+        self, wanted: frozenset[int] = frozenset(), placed: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> tuple[Any, Any, list[Tensor]]:
+        """Plain copies of the arguments, and of each tensor among them, `placed` on a device; those `wanted` require
+        grad.
+        """
         copies: list[Tensor] = []
 
         def copy(tensor: Tensor) -> Tensor:
-            copies.append(tensor.detach().clone().requires_grad_(len(copies) in wanted))
+            copies.append(placed(tensor.detach().clone()).requires_grad_(len(copies) in wanted))
             return copies[-1]
 
         args, kwargs = self.with_tensors(copy)

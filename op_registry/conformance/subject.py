@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.conformance.sample import Sample
+
 # The data of a tensor and its bool mask of full shape; the mask is None for a plain tensor.
 Observed = tuple[Tensor, Tensor | None]
 
@@ -31,6 +33,18 @@ class Subject:
 
     def prepare(self, device: torch.device) -> None:
         """Called before the first call on a device."""
+
+    def placed(self, tensor: Tensor) -> Tensor:
+        """A plain tensor on the subject's device."""
+        return tensor
+
+    def brought(self, value: Any) -> Any:
+        """A plain result on the CPU; other values as they are."""
+        return value
+
+    def excuse(self, sample: Sample) -> str | None:
+        """Why a call on the subject's device cannot be compared with the CPU, plain tensors included; else None."""
+        return None
 
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
         """A masked value; `mask` is bool, broadcastable to the data, None where all is valid."""

@@ -23,7 +23,7 @@ from op_registry.conformance.oracles.call import Refused
 from op_registry.conformance.randomness import start_random_numbers
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.subject import Observed, Subject
-from op_registry.conformance.trees import tree_leaves
+from op_registry.conformance.trees import tree_leaves, tree_map
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class Trial:
             data = refilled(tensor, full, fill) if fill else tensor.detach().clone()
             wanted = gradients and self.may_have_gradient(len(values))
             if isinstance(mask, str):  # PLAIN
-                value: Any = data.requires_grad_(wanted)
+                value: Any = self.subject.placed(data).requires_grad_(wanted)
             else:
                 value = self.subject.wrap(data, mask, wanted)
                 if layout and not (any_stored and only_first):
@@ -132,10 +132,10 @@ class Trial:
     def plain(self) -> Any:
         """Plain torch's result, and the tensors that it wrote to without returning them."""
         written = self.written
-        args, kwargs, copies = self.sample.copies()
+        args, kwargs, copies = self.sample.copies(placed=self.subject.placed)
         start_random_numbers(self.seed)
         result = self.sample.fn(*args, **kwargs)
-        return result, [copies[n] for n in written]
+        return tree_map(self.subject.brought, (result, [copies[n] for n in written]))
 
     def on_other_values(
         self, masked_only: bool = False, change: Callable[[Tensor], Tensor] = plain_torch.in_reverse

@@ -16,6 +16,8 @@ from torch._ops import OpOverload
 
 from op_registry.conformance import closed, gradients, laws, masked_later, modes, stated_dims, storages
 from op_registry.conformance.applicability import exemption
+from op_registry.conformance.devices.available import device_called
+from op_registry.conformance.devices.on_device import OnDevice
 from op_registry.conformance.gap_tracker import GapTracker
 from op_registry.conformance.gaps import gaps_of
 from op_registry.conformance.masks import DESCRIPTIONS, KINDS, ONE_HOLE, PARTIAL, WHOLE, Masking, masking
@@ -113,6 +115,13 @@ class Settings:
     modules: tuple[str, ...] = ()
     # Stop at the first broken trial, which is enough to kill a mutant.
     until_broken: bool = False
+    # The device that the subject computes on (devices/available.py); None is the CPU.
+    device: str | None = None
+
+    def find_subject(self) -> Subject:
+        """The subject, on its device."""
+        subject = find_subject(self.subject)
+        return subject if self.device is None else OnDevice(subject, device_called(self.device))
 
 
 def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dtype]:
@@ -290,7 +299,7 @@ def _left_to_another_entry(operator: Operator, settings: Settings, few: int = 1)
 def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], None] = lambda text: None) -> Report:
     """Run every trial of an operator. Before each, `say` gets its repro line, so that a crash can be traced."""
     operator = operator_named(name) if isinstance(name, str) else name
-    subject = find_subject(settings.subject)
+    subject = settings.find_subject()
     report = Report(name if isinstance(name, str) else operator.name)
     started = time.monotonic()
     gaps = GapTracker(gaps_of(operator))
@@ -455,7 +464,9 @@ def outcome_of(check: Law, trial: Trial) -> tuple[Status, str]:
     """The status of one trial, and its message."""
     if trial.plain_error is not None and check is not laws.same_errors:
         return "not asked", f"plain torch raises {trial.plain_error}"
-    return status_of(functools.partial(check, trial), functools.partial(refused_by_the_semantics, trial))
+    outcome = status_of(functools.partial(check, trial), functools.partial(refused_by_the_semantics, trial))
+    why = trial.subject.excuse(trial.sample) if outcome[0] in ("broken", "error") else None
+    return outcome if why is None else ("not asked", why)
 
 
 def status_of(run: Callable[[], None], has_no_result: Callable[[], bool] = lambda: False) -> tuple[Status, str]:

@@ -144,6 +144,16 @@ class Comparison:
             return f"plain torch on {self.device.type} raises: {said(error)}"
         return None
 
+    def of_plain_tensors(self) -> str | None:
+        """Why a call cannot be compared with the CPU, plain tensors included; None if it can."""
+        for what in ("results", "gradients") if self.sample.differentiable else ("results",):
+            why = self._plain_error(what)
+            if why is None and self._differs_for_plain_tensors(what, self._outcome(what, self.device, False)):
+                why = f"plain torch gives something else on {self.device.type}"
+            if why is not None:
+                return why
+        return None
+
     def _refused(self, what: What, on_cpu: MaskedSemanticsError) -> tuple[Status, str]:
         """A call that is refused on the CPU must be refused on the device too, with an error that names it."""
         try:

@@ -51,6 +51,10 @@ class RefTensor(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"RefTensor({self.raw})"
 
+    def tolist(self) -> Any:
+        """torch refuses it for subclasses; on a GPU, it copies the values to the CPU as this does."""
+        return self.cpu().tolist()
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None
