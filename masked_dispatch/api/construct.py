@@ -138,7 +138,7 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
     Each sample then gives what it gives without padding; `x.without_extent()` treats padding as missing values instead.
     """
     data, mask = as_data_and_mask(data, sparse=False, caller="from_lengths")
-    lengths = (lengths if isinstance(lengths, Tensor) else _tensor_of(lengths, "from_lengths")).to(data.device)
+    lengths = lengths if isinstance(lengths, Tensor) else _tensor_of(lengths, "from_lengths")
     if isinstance(lengths, MaskedTensor):
         raise TypeError(
             f"lengths is a masked tensor of shape {tuple(lengths.shape)}, and an invalid length has no meaning: "
@@ -154,13 +154,16 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
             f"from_lengths takes one length for each row: lengths of shape {tuple(lengths.shape)} do not fit data of "
             f"shape {tuple(data.shape)}, one length for each index of dimension 0, counted along dim={dim}"
         )
-    if not values_unknown(lengths) and lengths.numel():
+    known = "p"
+    if not values_unknown(lengths) and lengths.numel():  # read where they are: on the CPU, nothing waits for a device
         least, most = least_and_most(lengths)
+        known = "P" if least > 0 else "p"
         if least < 0 or most > data.shape[dim]:
             raise ValueError(f"lengths run from {least} to {most}, but dimension {dim} has {data.shape[dim]} positions")
-    lengths = lengths.to(torch.int64)  # torch compares the wider unsigned integers with their own kind only
+    # (torch compares the wider unsigned integers with their own kind only.)
+    lengths = lengths.to(data.device, torch.int64, non_blocking=True)
     positions = torch.arange(data.shape[dim], device=data.device).view(-1, *[1] * (data.ndim - dim - 1))
-    along = ["s" if d == 0 else "p" if d == dim else "-" for d in range(data.ndim)]
+    along = ["s" if d == 0 else known if d == dim else "-" for d in range(data.ndim)]
     there = positions < lengths.view(-1, *[1] * (data.ndim - 1))
     return as_padded(data if mask is None else as_masked_tensor(data, mask), there, "".join(along))
 

@@ -143,8 +143,8 @@ def as_padded(data: Tensor, there: Tensor, along: str) -> MaskedTensor:
     """Build a batch of which those positions are there that `there` says; shares `data`, differentiable.
 
     there  bool or integers 0 and 1, of size 1 in dimensions on which it does not depend, True where a position is
-    along  a letter for each dimension: "s" numbers samples, "p" positions from index 0 on, "c" positions that follow
-           one another, "?" positions in an order that is to be read; "-" neither
+    along  a letter for each dimension: "s" numbers samples, "p" positions from index 0 on, "P" these, and no sample
+           without one, "c" positions that follow one another, "?" positions in an order that is to be read; "-" neither
 
     An element of masked data is valid where it was and its position is there.
     """

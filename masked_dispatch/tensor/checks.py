@@ -118,11 +118,12 @@ def _dimension_to_add(mask: torch.Size, data: torch.Size) -> str:
 
 
 def least_and_most(integers: Tensor) -> tuple[int, int]:
-    """The extremes of an integer tensor, for a message; also serves dtypes for which torch has no aminmax."""
+    """The extremes of an integer tensor, read at once; also serves dtypes for which torch has no aminmax."""
     if integers.dtype in (torch.uint16, torch.uint32, torch.uint64):
         numbers = integers.flatten().tolist()
         return min(numbers), max(numbers)
-    return int(integers.min()), int(integers.max())
+    least, most = torch.stack((integers.min(), integers.max())).tolist()
+    return least, most
 
 
 def broadcasts_to(shape: torch.Size, wanted: torch.Size) -> bool:

@@ -75,6 +75,7 @@ LETTERS: dict[str, Along] = {
     "-": None,
     "s": SAMPLES,
     "p": PREFIX,
+    "P": replace(PREFIX, nonempty=True),
     "c": Positions(contiguous=True, from_start=False),
     "f": Positions(contiguous=False, from_start=True),
     "g": SCATTERED,

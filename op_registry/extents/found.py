@@ -155,7 +155,7 @@ def layout_of(there: Tensor, dim: int) -> Positions:
 
 def with_count(along: Along, there: Tensor, dim: int) -> Any:
     """What is known of a dimension, and whether every sample has a position there: asked once for a batch."""
-    if not isinstance(along, Positions) or not computed_at_once(there) or recording():
+    if not isinstance(along, Positions) or along.nonempty or not computed_at_once(there) or recording():
         return along
     return replace(along, nonempty=bool(there.any(dim).all()))
 

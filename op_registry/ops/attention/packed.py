@@ -1,4 +1,4 @@
-"""Attention of packed batches, one sequence at a time.
+"""Attention of packed batches: one sequence at a time, or all of them in one call of a kernel for sequences.
 
 Law: that of rules.py for the padded batch. Keys that are not stored are invalid, so no query attends to them: the rule
 for dense storage runs on the stored rows of each sequence, with its own kernel and without a mask for padding. Three
@@ -35,7 +35,7 @@ from op_registry.authoring import (
     on_call,
     shown,
 )
-from op_registry.ops.attention import in_graphs
+from op_registry.ops.attention import by_bounds, in_graphs
 from op_registry.ops.attention.rules import scaled_dot_product_attention
 
 aten = torch.ops.aten
@@ -53,15 +53,17 @@ def attention(c: Bound) -> Sparse | Permuted:
     same = _list_the_same(q, k)
     unrestricted = c.attn_mask is None and c.dropout_p == 0 and (same or not c.is_causal)
     unrestricted = unrestricted and all_valid(q.values, k.values, v.values)
-    if being_traced(q.values.data):
-        if not unrestricted or not in_graphs.serves(q.values.data, k.values.data, v.values.data):
-            raise NotLowered(
-                "in a graph, attention of sequences runs on a CPU, on floats that are all valid, with features of one "
-                "size, without attn_mask or dropout; if causal, with queries and keys of one sparsity pattern"
-            )
-        values = _in_a_graph(q, k, v, c.is_causal, c.scale)
-    elif unrestricted:
+    rows = [x.values.data for x in (q, k, v)]
+    in_graph = being_traced(rows[0])
+    if unrestricted and (not in_graph or by_bounds.serves(*rows)):
         values = _unrestricted(q, k, v, c.is_causal, c.scale, c.enable_gqa)
+    elif unrestricted and in_graphs.serves(*rows):
+        values = _in_a_graph(q, k, v, c.is_causal, c.scale)
+    elif in_graph:
+        raise NotLowered(
+            "in a graph, attention of sequences runs on a CPU or on CUDA, on floats that are all valid, with features "
+            "of one size, without attn_mask or dropout; if causal, with queries and keys of one sparsity pattern"
+        )
     else:
         batch = _Batch(c, q, k, same)
         parts = zip(*(_by_sequence(x) for x in (q, k, v)), strict=True)
@@ -91,12 +93,49 @@ def _list_the_same(a: Sparse, b: Sparse) -> bool:
 def _unrestricted(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float | None, enable_gqa: bool) -> Dense:
     """Every query of a sequence attends to all of its stored keys; if causal, queries and keys have one pattern."""
     query, key, value = (x.values.data for x in (q, k, v))
-    keys = k.pattern.lengths()
-    rows = attend_rows(query, key, value, q.pattern.lengths(), keys, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if all(keys):
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    rows = attend_sequences(query, key, value, q, k, is_causal, **options)
+    if not by_bounds.serves(query, key, value) and all(k.pattern.lengths()):
         return Dense(rows)
-    has_keys = torch.tensor([n > 0 for n in keys], device=rows.device).to(torch.int8)[q.pattern.coordinates()[0]]
+    return _without_keys_invalid(rows, q, k)
+
+
+def _without_keys_invalid(rows: Tensor, q: Sparse, k: Sparse) -> Dense:
+    """Outputs of which those of sequences without keys are invalid."""
+    if _list_the_same(q, k):
+        return Dense(rows)
+    key_bounds = k.pattern.ends()
+    assert key_bounds is not None
+    has_keys = as_int8(key_bounds.diff() > 0)[q.pattern.coordinates()[0]]
     return Dense(rows, has_keys.reshape(-1, *[1] * (rows.ndim - 1)).expand(rows.shape))
+
+
+def attend_sequences(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    queries: Sparse,
+    keys: Sparse,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Attention within each of several concatenated sequences, in rows (n, H, d) or (n, d), stored as in two batches.
+
+    One call of a kernel that reads the bounds, where there is one; else as `attend_rows`, which needs the lengths.
+    """
+    if not by_bounds.serves(query, key, value):
+        return attend_rows(query, key, value, queries.pattern.lengths(), keys.pattern.lengths(), is_causal, **options)
+    with_heads = (x if x.ndim == 3 else x.unsqueeze(1) for x in (query, key, value))
+    sequences = _bounds(queries), _bounds(keys), queries.shape[1], keys.shape[1]
+    attended = by_bounds.attention(*with_heads, *sequences, is_causal, options.get("scale"))
+    return attended.view(*query.shape[:-1], value.shape[-1])
+
+
+def _bounds(x: Sparse) -> Tensor:
+    """The first row of each sequence, and the end of the last one, as kernels take them."""
+    ends = x.pattern.ends()
+    assert ends is not None
+    return x.pattern.cached("int32 bounds", lambda: ends.to(torch.int32))
 
 
 def attend_rows(
@@ -141,11 +180,7 @@ def _in_a_graph(q: Sparse, k: Sparse, v: Sparse, is_causal: bool, scale: float |
     assert query_bounds is not None
     assert key_bounds is not None
     rows, _ = in_graphs.attention(query, key, value, query_bounds, key_bounds, is_causal, scale)
-    rows = rows.view(*q.values.shape[:-1], v.values.shape[-1])
-    if _list_the_same(q, k):
-        return Dense(rows)
-    has_keys = as_int8(key_bounds.diff() > 0)[q.pattern.coordinates()[0]]
-    return Dense(rows, has_keys.reshape(-1, *[1] * (rows.ndim - 1)).expand(rows.shape))
+    return _without_keys_invalid(rows.view(*q.values.shape[:-1], v.values.shape[-1]), q, k)
 
 
 def _by_sequence(x: Sparse) -> list[Dense]:

@@ -7,7 +7,8 @@ sequence ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from op_registry.authoring import (
     take_rows,
     valid_rows,
 )
-from op_registry.ops.attention.packed import attend_rows
+from op_registry.ops.attention.packed import attend_rows, attend_sequences
 
 aten = torch.ops.aten
 
@@ -44,7 +45,8 @@ def on_packed(layer: Layer, c: Bound) -> Sparse | None:
     rows = x.values
     if rows.validity is not None or rows.ndim != 2 or being_traced(rows.data) or rows.shape[0] == 0:
         return None
-    return x.like(Dense(_on_tokens(layer, rows.data, x.pattern.lengths(), c)))
+    attend = functools.partial(attend_sequences, queries=x, keys=x)
+    return x.like(Dense(_on_tokens(layer, rows.data, attend, c)))
 
 
 def on_padded(layer: Layer, c: Bound) -> Dense | None:
@@ -58,7 +60,8 @@ def on_padded(layer: Layer, c: Bound) -> Dense | None:
     positions, lengths = valid_rows(x)
     if positions.shape[0] == 0:
         return None
-    return put_rows(_on_tokens(layer, take_rows(x, positions), lengths, c), positions, x)
+    attend = functools.partial(attend_rows, queries=lengths, keys=lengths)
+    return put_rows(_on_tokens(layer, take_rows(x, positions), attend, c), positions, x)
 
 
 def _are_plain(c: Bound) -> bool:
@@ -68,12 +71,12 @@ def _are_plain(c: Bound) -> bool:
     return c.mask is None and dense and all_valid(*weights) and not autocast_on(c.src.device)
 
 
-def _on_tokens(layer: Layer, rows: Tensor, lengths: Sequence[int], c: Bound) -> Tensor:
+def _on_tokens(layer: Layer, rows: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor], c: Bound) -> Tensor:
     def run(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         if op is not aten.scaled_dot_product_attention.default:
             return op(*args, **kwargs)
         query, key, value = (x.squeeze(0).transpose(0, 1) for x in args[:3])  # (1, H, n, d) as rows (n, H, d)
-        return attend_rows(query, key, value, lengths, lengths).transpose(0, 1).unsqueeze(0)
+        return attend(query, key, value).transpose(0, 1).unsqueeze(0)
 
     def plain(record: Dense | Sparse) -> Tensor:
         return rows.unsqueeze(0) if record is c.src else record.data  # type: ignore[union-attr]  # (weights are dense)

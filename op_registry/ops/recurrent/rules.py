@@ -411,6 +411,8 @@ class StepByStep:
         ends = x.pattern.ends()
         assert ends is not None
         starts, lengths = ends[:-1].to(torch.int64), ends.diff().to(torch.int64)
+        on_host = x.pattern.lengths()  # torch takes the sizes of steps on the CPU
+        non_empty = sum(n > 0 for n in on_host)
         sequence = x.pattern.coordinates()[0]
         step = torch.arange(len(sequence), device=x.device) - starts[sequence]
         longest_first = lengths.argsort(descending=True, stable=True)
@@ -419,13 +421,13 @@ class StepByStep:
         order = (step * len(rank) + rank[sequence]).argsort()
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=x.device)
-        has_rows = lengths > 0
+        reached = torch.arange(max(on_host, default=0))[:, None] < torch.tensor(on_host, dtype=torch.int64)
         return cls(
             order,
             place,
-            step.bincount().cpu(),
-            longest_first[: int(has_rows.sum())],
-            None if bool(has_rows.all()) else as_int8(has_rows).reshape(1, -1, 1),
+            reached.sum(1),
+            longest_first[:non_empty],
+            None if non_empty == len(on_host) else as_int8(lengths > 0).reshape(1, -1, 1),
         )
 
     def state(self, of_sequences: Tensor) -> Dense:
