@@ -28,10 +28,11 @@ def by_hand(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, chain(x, y), 0)
 
 
-def candidates(size: tuple[int, int]) -> dict[str, Call]:
+def candidates(size: tuple[int, int], device: str = "cpu") -> dict[str, Call]:
     """The chain in every way, checked against each other."""
     torch.manual_seed(0)
-    x, y, mask = torch.randn(size), torch.randn(size), torch.rand(size) < 0.5
+    with torch.device(device):
+        x, y, mask = torch.randn(size), torch.randn(size), torch.rand(size) < 0.5
     a = md.masked_tensor(x, mask)
     b = md.mask_like(y, a)
     compiled, compiled_masked = (torch.compile(chain, fullgraph=True) for _ in range(2))

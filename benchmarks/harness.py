@@ -19,13 +19,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+
+try:
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+except ImportError:  # `python -m benchmarks.device` needs torch alone, and prints without it
+    Console = None
 
 T = TypeVar("T")
 Call = Callable[[], object]
-console = Console(width=None if Console().is_terminal else 120)
+Clock = Callable[[Call, int], float]
+console = None if Console is None else Console(width=None if Console().is_terminal else 120)
 
 
 class Unavailable(Exception):
@@ -67,15 +72,31 @@ def thread_seconds(call: Call, times: int) -> float:
     return (time.thread_time() - start) / times
 
 
+def event_seconds(call: Call, times: int) -> float:
+    """Seconds of one call on a CUDA device, between two events, averaged over `times` calls in a row."""
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(times):
+        call()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1e3 / times
+
+
 def measure(
-    candidates: Mapping[str, Call], *, rounds: int = 41, at_least: float = 2e-3, warm_up: int = 3
+    candidates: Mapping[str, Call],
+    *,
+    rounds: int = 41,
+    at_least: float = 2e-3,
+    warm_up: int = 3,
+    clock: Clock = thread_seconds,
 ) -> dict[str, list[float]]:
     """Seconds of one call of each candidate, round by round; a measurement lasts `at_least` seconds."""
     times = {}
     for name, call in candidates.items():
         for _ in range(warm_up):
             call()
-        times[name] = max(1, round(at_least / max(thread_seconds(call, 3), 1e-9)))
+        times[name] = max(1, round(at_least / max(clock(call, 3), 1e-9)))
     names = list(candidates)
     measured: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
@@ -84,7 +105,7 @@ def measure(
         for turn in range(rounds):
             for position in range(len(names)):
                 name = names[(position + turn) % len(names)]
-                measured[name].append(thread_seconds(candidates[name], times[name]))
+                measured[name].append(clock(candidates[name], times[name]))
     finally:
         gc.enable()
     return measured
@@ -171,4 +192,8 @@ def processor() -> str:
 
 def progress(items: Sequence[T], description: str) -> Iterable[T]:
     """The items, with a progress bar where a person is watching."""
-    return track(items, description, console=console, transient=True) if console.is_terminal else items
+    return (
+        track(items, description, console=console, transient=True)
+        if console is not None and console.is_terminal
+        else items
+    )

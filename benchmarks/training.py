@@ -84,22 +84,26 @@ GOALS = {LARGE: ((1.15, 0.8), (1.05, 0.75)), SMALL: ((2.4, 2.2), (1.5, 2.2))}
 
 def lengths_of(size: Size) -> Tensor:
     """Between a third of the tokens and all of them, 66 % on average; one sequence is as long as the batch."""
-    drawn = torch.randint(size.time // 3, size.time + 1, (size.batch,), generator=torch.Generator().manual_seed(1))
+    drawn = torch.randint(
+        size.time // 3, size.time + 1, (size.batch,), generator=torch.Generator().manual_seed(1), device="cpu"
+    )
     drawn[0] = size.time
     return drawn
 
 
-def candidates(model: str, size: Size, backward: bool, compiled: bool = False) -> dict[str, tuple[nn.Module, Call]]:
+def candidates(
+    model: str, size: Size, backward: bool, compiled: bool = False, device: str = "cpu"
+) -> dict[str, tuple[nn.Module, Call]]:
     """For each way to train or evaluate: its copy of the model, and the step, which gives the loss and leaves gradients
     in the copy. `compiled`: the loss is a compiled function, which is compiled at the first step.
     """
     torch.manual_seed(0)
     module, call = MODELS[model](size)
-    module.train(backward)
-    x, lengths = torch.randn(size.batch, size.time, size.width), lengths_of(size)
+    module.train(backward).to(device)
+    x, lengths = torch.randn(size.batch, size.time, size.width, device=device), lengths_of(size).to(device)
 
     def valid() -> Tensor:
-        return torch.arange(size.time) < lengths[:, None]
+        return torch.arange(size.time, device=device) < lengths[:, None]
 
     def plain(module: nn.Module, there: Tensor) -> Tensor:
         out = call(module, x, there)

@@ -32,18 +32,25 @@ class Lost:
 
 
 def in_processes(
-    work: Work, items: Sequence[Any], workers: int, timeout: float, most: int, modules: Sequence[str] = ()
+    work: Work,
+    items: Sequence[Any],
+    workers: int,
+    timeout: float,
+    most: int,
+    modules: Sequence[str] = (),
+    until: float = float("inf"),
 ) -> Iterator[Any]:
     """The answers for all items as they arrive, each its own or a :class:`Lost`.
 
     timeout  seconds for an item, from the first time that the work says something
     most     a process is replaced after so many items
     modules  what a process imports first
+    until    the time (of time.monotonic) after which nothing is waited for
     """
     waiting = list(reversed(items))
     pool: list[_Worker] = []
     try:
-        while waiting or pool:
+        while (waiting or pool) and time.monotonic() < until:
             while waiting and len(pool) < workers:
                 pool.append(_Worker(work, timeout, modules))
                 pool[-1].give(waiting.pop())

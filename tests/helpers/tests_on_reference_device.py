@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 import device_in_cpp
 import masked_dispatch as md
+from benchmarks.device.functions import FUNCTIONS, forward_and_backward, operands
+from kernels_of_sequences import kernels_of_sequences
 from op_registry import registry
 from op_registry.authoring import Dense
 from op_registry.conformance.devices.available import device_called
@@ -277,62 +279,61 @@ def test_the_policy_for_dense_storage_holds_in_a_thread_of_the_engine(policy: st
 
 # ---------------------------------------------------------------------------------------------- waiting for the device
 
-# Each on a matrix of 4×4 under a mask, and on a second one.
-ASYNCHRONOUS: dict[str, Callable[[Any, Any], Any]] = {
-    "add": lambda x, y: x + y,
-    "where": lambda x, y: torch.where(x.get_mask(), x, y),
-    "exp": lambda x, y: x.exp(),
-    "sum": lambda x, y: x.sum(0),
-    "mean": lambda x, y: x.mean(1),
-    "var": lambda x, y: x.var(0),
-    "amax": lambda x, y: x.amax(0),
-    "logsumexp": lambda x, y: x.logsumexp(0),
-    "norm": lambda x, y: torch.linalg.vector_norm(x),
-    "median": lambda x, y: x.median(0).values,
-    "quantile": lambda x, y: x.quantile(0.5, 0),
-    "cumsum": lambda x, y: x.cumsum(0),
-    "cummax": lambda x, y: x.cummax(0).values,
-    "sort": lambda x, y: x.sort().values,
-    "topk": lambda x, y: x.topk(2).values,
-    "softmax": lambda x, y: x.softmax(-1),
-    "layer_norm": lambda x, y: nn.functional.layer_norm(x, (4,)),
-    "matmul": lambda x, y: x @ y,
-    "conv1d": lambda x, y: nn.functional.conv1d(x[None], y[:, :, None]),
-    "max_pool1d": lambda x, y: nn.functional.max_pool1d(x[None], 2),
-    "attention": lambda x, y: nn.functional.scaled_dot_product_attention(x[None], y[None], y[None]),
-    "mse_loss": lambda x, y: nn.functional.mse_loss(x, y),
-    "cross_entropy": lambda x, y: nn.functional.cross_entropy(x, torch.zeros(4, dtype=torch.int64, device=x.device)),
-    "cat": lambda x, y: torch.cat([x, y]),
-    "gather": lambda x, y: x.gather(0, torch.zeros(1, 4, dtype=torch.int64, device=x.device)),
-    "index_add": lambda x, y: x.index_add(0, torch.arange(4, device=x.device), y),
-    "pad": lambda x, y: nn.functional.pad(x, (1, 1)),
-    "dropout": lambda x, y: nn.functional.dropout(x, 0.5),
-    "cdist": lambda x, y: torch.cdist(x, y),
-    "inv": lambda x, y: torch.linalg.inv(x),
-    "written": lambda x, y: x.clone().mul_(y),
-    "assigned": lambda x, y: x.clone().index_copy_(0, torch.arange(4, device=x.device), y),
-    "slice assigned": lambda x, y: x.clone()[1:].copy_(y[1:]),
-    "to_tensor": lambda x, y: x.to_tensor(0),
-    "mask_with": lambda x, y: x.mask_with(y.get_mask()),
-    "masked_tensor": lambda x, y: md.masked_tensor(x.get_data().detach(), y.get_mask()),
-    "as_masked_tensor": lambda x, y: md.as_masked_tensor(x.get_data(), y.get_mask()),
-    "count": lambda x, y: x.count(0),
+
+@of_the_reference_device
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_calls_do_not_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No value of data or mask is asked for, in forward or backward, which on a GPU would synchronise."""
+    monkeypatch.setattr(zeros, "_verified", False)  # the verification in tests reads what it verifies
+    x, y = operands(DEVICE)
+    with host_reads() as reads:
+        forward_and_backward(FUNCTIONS[name], x, y)
+    assert reads == []
+
+
+def packed(lengths: Tensor) -> Any:
+    return md.from_lengths(torch.randn(3, 6, 8).to(DEVICE), lengths).to_packed()
+
+
+def trained(layer: nn.Module, x: Any) -> None:
+    (layer(x) - 1).square().mean().backward()
+
+
+# Larger calls, with what they ask for; plain torch has to ask for as much to know the size of packed rows.
+NONZERO, NUMBERS, COPY = "aten.nonzero.default", "aten._local_scalar_dense.default", "aten._to_copy.default"
+READ: dict[str, tuple[Callable[[Tensor], Any], list[str], list[str]]] = {
+    "from_lengths": (lambda lengths: md.from_lengths(torch.randn(3, 6, 8).to(DEVICE), lengths), [], [COPY]),
+    "to_packed": (packed, [NONZERO], [COPY, NONZERO]),
 }
 
 
 @of_the_reference_device
-@pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_calls_do_not_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No value of data or mask is asked for, in forward or backward, which on a GPU would synchronise."""
-    monkeypatch.setattr(zeros, "_verified", False)  # the verification in tests reads what it verifies
+@pytest.mark.parametrize("name", READ)
+def test_lengths_are_read_where_they_are_and_once(name: str) -> None:
+    """On the CPU, where they wait for nothing; or on the device, at once."""
+    call, on_cpu, on_device = READ[name]
+    for lengths, expected in ((torch.tensor([6, 4, 3]), on_cpu), (torch.tensor([6, 4, 3]).to(DEVICE), on_device)):
+        with host_reads() as reads:
+            call(lengths)
+        assert reads == expected
+
+
+@of_the_reference_device
+def test_a_packed_layer_waits_once_for_each_pattern_or_not_at_all() -> None:
+    """Not at all where a kernel reads the bounds; else the lengths are read when they are first asked for."""
     torch.manual_seed(0)
-    masks = [torch.rand(4, 4) > 0.3 for _ in range(2)]
-    x, y = (md.masked_tensor(torch.randn(4, 4).to(DEVICE), m.to(DEVICE), requires_grad=True) for m in masks)
-    with host_reads() as reads:
-        result = ASYNCHRONOUS[name](x, y)
-        if result.requires_grad:
-            torch.autograd.grad(result, (x, y), torch.ones_like(result), allow_unused=True)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).to(DEVICE)
+    x, other = packed(torch.tensor([6, 4, 3])), packed(torch.tensor([6, 4, 3]))
+    seen = []
+    for batch in (x, x):
+        with host_reads() as reads:
+            trained(layer, batch)
+        seen.append(reads)
+    assert seen == [[COPY], []]
+    with kernels_of_sequences(DEVICE) as called, host_reads() as reads:
+        trained(layer, other)
     assert reads == []
+    assert called == ["efficient"]
 
 
 @of_the_reference_device

@@ -1,0 +1,53 @@
+"""``python -m benchmarks.device`` without a GPU: every part runs, and both files are written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.device import __main__ as command
+from repository import ROOT
+
+
+def checked(folder: Path, device: str, seconds: int) -> tuple[subprocess.CompletedProcess[str], dict[str, dict]]:
+    line = [sys.executable, "-m", "benchmarks.device", "--device", device, "--seconds", str(seconds)]
+    done = subprocess.run([*line, "--json", str(folder / "found.json")], capture_output=True, text=True, cwd=ROOT)
+    return done, json.loads((folder / "found.json").read_text(encoding="utf-8"))["parts"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_every_part_runs_without_a_gpu(device: str, tmp_path: Path) -> None:
+    started = time.monotonic()
+    done, parts = checked(tmp_path, device, 60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - started < 180  # on a busy machine
+    assert list(parts) == [part.name for part in command.PARTS]
+    page = (tmp_path / "found.md").read_text(encoding="utf-8")
+    for part in command.PARTS:
+        assert f"## {part.title}" in page
+        assert parts[part.name]["rows"], part.name
+    assert parts["waits"]["summary"].startswith("0 of 40 functions wait")
+
+
+def test_a_device_that_is_missing_is_no_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.device", "--device", "xpu"])
+    assert command.main() == 0
+    assert capsys.readouterr().out.startswith("nothing was checked: no device xpu on this machine (")
+
+
+def test_a_part_that_dies_is_wrong_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one that takes too long."""
+    monkeypatch.setattr(command, "GRACE", 0.2)
+    monkeypatch.setattr(command.sys, "executable", "false")
+    found = command.rows_of(command.PARTS[3], "cpu", 20)
+    assert found["rows"][0]["wrong"].startswith("it failed")
+    monkeypatch.setattr(command.sys, "executable", "yes")
+    found = command.rows_of(command.PARTS[3], "cpu", 1)
+    assert found["summary"].endswith("its process was ended: its time was up")
