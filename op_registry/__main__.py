@@ -12,7 +12,7 @@ from pathlib import Path
 
 from op_registry.conformance import mutant_extents, mutant_table, runner
 from op_registry.conformance.devices.available import NAMES as DEVICES
-from op_registry.conformance.devices.available import is_there
+from op_registry.conformance.devices.available import WITHOUT_LAWS, is_there
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.part import at_least_one, part
@@ -186,6 +186,8 @@ def _check(options: argparse.Namespace) -> int:
     for name in options.op or ():
         _check_operator(name)
     _check_subject(options.subject, options.storage or ())
+    if options.law and options.device in WITHOUT_LAWS:
+        raise UnknownName(f"--device {options.device} has no values that a law could compare: leave out --law")
     if options.device and not (options.law and is_there(options.device)):
         return _check_on_device(options)
     settings = _settings(options)

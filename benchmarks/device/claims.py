@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from benchmarks.device.part import Row, failure, prepared
 from benchmarks.device.waits import cases, counted, host_waits
 from benchmarks.graphs import counted as graphs_of
 from benchmarks.harness import event_seconds, measure, thread_seconds
+from op_registry.ops.attention import by_bounds
 from op_registry.records.counting import count_ones
 from op_registry.records.fill import fill_where_invalid
 
@@ -135,6 +137,26 @@ def distances(device: str) -> Found:
     return fast_enough(lambda: torch.cdist(masked, masked), lambda: torch.cdist(x, x), device, 6.0)
 
 
+def kernels_of_sequences(device: str) -> Found:
+    """Attention of a packed batch by a kernel for sequences, and by one call for each: results and gradients."""
+    if device not in by_bounds.DEVICES:
+        return "not seen", "torch has these kernels for CUDA"
+    worst: dict[str, float] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        data = torch.randn(3, 600, 64, device=device, dtype=dtype)
+        found = []
+        for devices in ([device], []):
+            with mock.patch.object(by_bounds, "DEVICES", devices):
+                x = md.from_lengths(data, torch.tensor([500, 1, 130])).to_packed().detach().requires_grad_()
+                heads = x.unflatten(-1, (2, 32)).transpose(1, 2)
+                result = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+                (gradient,) = torch.autograd.grad(result.float().square().sum(), x)
+                found.append([t.to_dense().to_tensor(0).float() for t in (result.transpose(1, 2), gradient)])
+        worst[str(dtype)] = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True))
+    right = worst["torch.float32"] < 1e-4 and worst["torch.bfloat16"] < 0.05
+    return ("not so" if right else "true"), f"largest differences, of the largest value: {worst}"
+
+
 def bool_in_triton(device: str) -> Found:
     """A mask in a compiled sum: one kernel, as without a mask, and no slower than reading one byte more an element."""
     if device != "cuda":
@@ -186,6 +208,7 @@ CLAIMS: dict[str, Callable[[str], Found]] = {
     "a new fill value waits": waits_of("a new fill value"),
     "bool masks cost a kernel or time in Triton": bool_in_triton,
     "writes in the memory of a CUDA graph go wrong": captured,
+    "kernels for sequences go wrong with a bound that exceeds every length": kernels_of_sequences,
 }
 
 

@@ -113,7 +113,10 @@ def cases(device: str) -> dict[str, tuple[Callable[[], object], Callable[[], obj
         return nn.utils.rnn.pack_padded_sequence(data, here, batch_first=True)
 
     return {
-        "from_lengths, lengths on the CPU": (lambda: md.from_lengths(data, here), lambda: valid),
+        "from_lengths, lengths on the CPU": (
+            lambda: md.from_lengths(data, here),
+            lambda: torch.arange(6, device=device) < here.to(device)[:, None],
+        ),
         "from_lengths, lengths on the device": (lambda: md.from_lengths(data, there), valid),
         "to_packed, lengths on the CPU": (packed, plain_packed),
         "to_packed, lengths on the device": (lambda: packed(there), None),

@@ -27,6 +27,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.records.validity import intersect
 from op_registry.sparse.layout import OF_TORCH
+from op_registry.sparse.record import remember_lengths
 
 
 class SupportsArray(Protocol):
@@ -160,12 +161,17 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
         known = "P" if least > 0 else "p"
         if least < 0 or most > data.shape[dim]:
             raise ValueError(f"lengths run from {least} to {most}, but dimension {dim} has {data.shape[dim]} positions")
+    on_host = None if values_unknown(lengths) or lengths.device == data.device else lengths
     # (torch compares the wider unsigned integers with their own kind only.)
     lengths = lengths.to(data.device, torch.int64, non_blocking=True)
     positions = torch.arange(data.shape[dim], device=data.device).view(-1, *[1] * (data.ndim - dim - 1))
     along = ["s" if d == 0 else known if d == dim else "-" for d in range(data.ndim)]
     there = positions < lengths.view(-1, *[1] * (data.ndim - 1))
-    return as_padded(data if mask is None else as_masked_tensor(data, mask), there, "".join(along))
+    batch = as_padded(data if mask is None else as_masked_tensor(data, mask), there, "".join(along))
+    validity = batch._validity
+    if on_host is not None and on_host.device.type == "cpu" and mask is None and dim == 1 and validity is not None:
+        remember_lengths(validity, on_host.tolist())
+    return batch
 
 
 def pad_sequence(

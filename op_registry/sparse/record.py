@@ -20,8 +20,8 @@ from op_registry.records.broadcast import aligned_validity, full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, wrap_dims
 from op_registry.records.dtypes import on_signed_bits
-from op_registry.records.kept import once_in_graph
-from op_registry.records.tracing import being_traced, gradients_may_flow
+from op_registry.records.kept import kept_with, once_in_graph
+from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.coalesce import merge_duplicates, sums_of_rows
 from op_registry.sparse.convert import BITS, in_chunks, sorted_order, to_block_grid
@@ -258,8 +258,12 @@ def sparse_parts(
 def _from_whole_elements(x: Dense, validity: Tensor | None, layout: Layout, dims: int) -> Sparse:
     """`from_dense` if all values of an element have the same validity: one check per element, and one copy."""
     sizes = tuple(x.shape[:dims])
+    lengths = _known_lengths(x) if dims == 2 else None
     if validity is None:
         positions = torch.arange(math.prod(sizes) if x.data.numel() else 0, device=x.device)
+    elif lengths is not None:
+        valid = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
+        positions = as_bool(valid).nonzero_static(size=sum(lengths))[:, 0]
     else:
         valid = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
         positions = as_bool(valid).nonzero()[:, 0] if x.data.numel() else valid.new_zeros(0, dtype=torch.int64)
@@ -269,7 +273,29 @@ def _from_whole_elements(x: Dense, validity: Tensor | None, layout: Layout, dims
         positions, coordinates = positions[order], tuple(c[order] for c in coordinates)
     values = x.data.flatten(0, dims - 1) if dims > 1 else x.data
     moved = on_signed_bits(lambda bits: bits.index_select(0, positions), values)
-    return Sparse(Dense(moved), pattern_of(layout, coordinates, sizes))
+    pattern = pattern_of(layout, coordinates, sizes)
+    if lengths is not None and layout.of_sequences:
+        pattern.cached("lengths", lambda: lengths)
+    return Sparse(Dense(moved), pattern)
+
+
+def remember_lengths(validity: Tensor, lengths: Sequence[int]) -> None:
+    """How many elements each row of a mask (B, T, 1, ...) on a device has, which the host knows: storing them sparsely
+    then waits for nothing.
+    """
+    if not validity.is_inference():
+        kept_with(validity)[_LENGTHS] = list(lengths)
+
+
+_LENGTHS = ("lengths",)
+
+
+def _known_lengths(x: Dense) -> list[int] | None:
+    """What `remember_lengths` keeps of the mask of a record; None if nothing, or on a mask of other rows."""
+    mask = x.validity
+    if mask is None or not computed_at_once(mask) or mask.is_inference() or mask.shape[:2] != x.shape[:2]:
+        return None
+    return kept_with(mask).get(_LENGTHS) if mask.ndim == x.ndim and x.data.numel() else None
 
 
 # ---------------------------------------------------------------------------------------- other layouts and dimensions

@@ -15,7 +15,12 @@ from masked_dispatch.conformance_subject import Eager
 from op_registry.__main__ import main
 from op_registry.conformance.devices.available import DeviceMissing, device_called
 from op_registry.conformance.devices.comparison import findings
+from op_registry.conformance.devices.on_device import OnDevice
+from op_registry.conformance.masks import masking
+from op_registry.conformance.repro_lines import describe, repro
 from op_registry.conformance.samples import operator_named
+from op_registry.conformance.trial import Trial
+from op_registry.conformance.trials import LAWS, Settings, outcome_of
 
 
 class Misbehaving(Eager):
@@ -120,5 +125,33 @@ def test_the_command_says_what_came_of_an_entry(capsys: pytest.CaptureFixture[st
 
 
 def test_options_of_the_laws_are_not_for_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--device", "meta", "--op", "exp", "--mask", "half"]) == 2
+    said = capsys.readouterr().err
+    assert "--device without --law compares with the CPU: add --law, or leave out --mask" in said
     assert main(["check", "--device", "meta", "--op", "exp", "--law", "P3"]) == 2
-    assert "--device compares with the CPU and asks no laws: leave out --law" in capsys.readouterr().err
+    assert "--device meta has no values that a law could compare: leave out --law" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------- laws on a device
+
+
+def test_laws_run_on_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    laws = [word for law in ("P1", "P3") for word in ("--law", law)]
+    assert main(["check", "--device", "cpu", "--op", "exp", *laws]) == 0
+    assert re.findall(r"^  (P\d) holds", capsys.readouterr().out, re.MULTILINE) == ["P1", "P3"]
+
+
+def test_a_law_that_is_broken_on_a_device_has_a_command_that_repeats_it() -> None:
+    class OffByOne(Eager):
+        def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return super().call(fn, *args, **kwargs) + 1
+
+    operator = operator_named("exp")
+    sample = operator.samples(torch.float32)[0]
+    masks = masking("half", sample.tensors, 0)
+    assert masks is not None
+    for subject, status in ((Eager(), "pass"), (OffByOne(), "broken")):
+        trial = Trial(OnDevice(subject, torch.device("cpu")), sample, masks)
+        assert outcome_of(LAWS["P2"], trial)[0] == status
+    line = repro(operator, "P2", describe(sample, "half"), Settings(device="cuda"))
+    assert line.endswith("--op exp --law P2 --sample 0 --mask half --dtype float32 --seed 0 --device cuda")

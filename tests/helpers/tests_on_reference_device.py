@@ -20,10 +20,16 @@ import device_in_cpp
 import masked_dispatch as md
 from benchmarks.device.functions import FUNCTIONS, forward_and_backward, operands
 from kernels_of_sequences import kernels_of_sequences
+from masked_dispatch.conformance_subject import Eager
 from op_registry import registry
 from op_registry.authoring import Dense
 from op_registry.conformance.devices.available import device_called
+from op_registry.conformance.devices.on_device import OnDevice
 from op_registry.conformance.devices.reference import host_reads
+from op_registry.conformance.masks import masking
+from op_registry.conformance.sample import Sample
+from op_registry.conformance.trial import Trial
+from op_registry.conformance.trials import LAWS, outcome_of
 from op_registry.records import zeros
 
 DEVICE = os.environ.get("TESTED_DEVICE", "reference")
@@ -299,11 +305,11 @@ def trained(layer: nn.Module, x: Any) -> None:
     (layer(x) - 1).square().mean().backward()
 
 
-# Larger calls, with what they ask for; plain torch has to ask for as much to know the size of packed rows.
-NONZERO, NUMBERS, COPY = "aten.nonzero.default", "aten._local_scalar_dense.default", "aten._to_copy.default"
+# Calls with what they ask the device for, if lengths are on the CPU, and if they are on the device.
+NONZERO, COPY = "aten.nonzero.default", "aten._to_copy.default"
 READ: dict[str, tuple[Callable[[Tensor], Any], list[str], list[str]]] = {
     "from_lengths": (lambda lengths: md.from_lengths(torch.randn(3, 6, 8).to(DEVICE), lengths), [], [COPY]),
-    "to_packed": (packed, [NONZERO], [COPY, NONZERO]),
+    "to_packed": (packed, [], [COPY, NONZERO]),
 }
 
 
@@ -323,13 +329,14 @@ def test_a_packed_layer_waits_once_for_each_pattern_or_not_at_all() -> None:
     """Not at all where a kernel reads the bounds; else the lengths are read when they are first asked for."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).to(DEVICE)
-    x, other = packed(torch.tensor([6, 4, 3])), packed(torch.tensor([6, 4, 3]))
+    on_device = torch.tensor([6, 4, 3]).to(DEVICE)
+    x, other = packed(on_device), packed(on_device)
     seen = []
-    for batch in (x, x):
+    for batch in (x, x, packed(on_device.cpu())):
         with host_reads() as reads:
             trained(layer, batch)
         seen.append(reads)
-    assert seen == [[COPY], []]
+    assert seen == [[COPY], [], []]
     with kernels_of_sequences(DEVICE) as called, host_reads() as reads:
         trained(layer, other)
     assert reads == []
@@ -344,6 +351,23 @@ def test_reads_are_noted() -> None:
         x.cpu()
         x.nonzero()
     assert reads == ["aten._local_scalar_dense.default", "aten._to_copy.default", "aten.nonzero.default"]
+
+
+# ----------------------------------------------------------------------------------------------------------------- laws
+
+
+def test_a_law_does_not_ask_for_what_plain_torch_cannot_do_there() -> None:
+    """It brings what it compares to the CPU, where the oracles are."""
+
+    def of_an_operand_on_the_cpu(x: Tensor) -> Tensor:
+        return x + torch.ones(3)
+
+    for function, status in ((torch.exp, "pass"), (of_an_operand_on_the_cpu, "not asked")):
+        sample = Sample(function, (torch.ones(3),), {}, 0, torch.float32)
+        masks = masking("half", sample.tensors, 0)
+        assert masks is not None
+        trial = Trial(OnDevice(Eager(), torch.empty(0, device=DEVICE).device), sample, masks)
+        assert outcome_of(LAWS["P2"], trial)[0] == status
 
 
 # -------------------------------------------------------------------------------------------------------------- traces

@@ -11,7 +11,9 @@ from op_registry.conformance.devices import reference
 REFERENCE = "reference"
 META = "meta"
 XLA = "xla"
-NAMES = (REFERENCE, META, XLA, "cuda", "mps", "xpu")
+NAMES = (REFERENCE, META, XLA, "cpu", "cuda", "mps", "xpu")
+# Those whose values a law cannot bring to the CPU.
+WITHOUT_LAWS = (META, XLA)
 
 
 class DeviceMissing(Exception):
