@@ -163,4 +163,4 @@ def summary(found: Sequence[Row]) -> str:
     waiting = sum("wrong" in row for row in forty)
     others = [row for row in found if "forty" not in row and "waits" in row]
     said = ", ".join(f"{row['what']} {'fails' if row['waits'] is None else row['waits']}" for row in others)
-    return f"{waiting} of {len(forty)} functions wait; {said}"
+    return f"{waiting} of {len(forty)} functions wait" + (f"; {said}" if said else "")

@@ -244,6 +244,17 @@ def test_values_of_a_python_device_are_values(name: str) -> None:
     torch.testing.assert_close(there.cpu(), here)
 
 
+def test_out_of_a_device_without_addresses_is_written() -> None:
+    """Whether it shares memory with an operand is not asked of addresses, which such a device does not have."""
+    results = []
+    for device in ("cpu", DEVICE):
+        x, out = masked(device, requires_grad=False), masked(device, SECOND, requires_grad=False)
+        assert torch.exp(x, out=out) is out
+        assert torch.exp(x, out=x) is x
+        results.append([(t.to_tensor(0).cpu(), t.get_mask().cpu()) for t in (out, x)])
+    torch.testing.assert_close(*results)
+
+
 STORAGES = {"dense": lambda x: x, "coo": lambda x: x.to_sparse(), "csr": lambda x: x.to_sparse_csr()}
 
 

@@ -42,12 +42,16 @@ def test_a_device_that_is_missing_is_no_failure(
     assert capsys.readouterr().out.startswith("nothing was checked: no device xpu on this machine (")
 
 
-def test_a_part_that_dies_is_wrong_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_dies_is_wrong_and_costs_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nor does one that takes too long."""
     monkeypatch.setattr(command, "GRACE", 0.2)
     monkeypatch.setattr(command.sys, "executable", "false")
     found = command.rows_of(command.PARTS[3], "cpu", 20)
     assert found["rows"][0]["wrong"].startswith("it failed")
-    monkeypatch.setattr(command.sys, "executable", "yes")
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    slow.chmod(0o755)
+    monkeypatch.setattr(command.sys, "executable", str(slow))
     found = command.rows_of(command.PARTS[3], "cpu", 1)
+    assert found["seconds"] < 20
     assert found["summary"].endswith("its process was ended: its time was up")
