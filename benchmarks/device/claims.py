@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import masked_dispatch as md
-from benchmarks.device.part import Row, failure, prepared
+from benchmarks.device.part import Row, failure
 from benchmarks.device.waits import cases, counted, host_waits
 from benchmarks.graphs import counted as graphs_of
 from benchmarks.harness import event_seconds, measure, thread_seconds
@@ -31,7 +31,6 @@ Found = tuple[str, str]
 
 
 def rows(device: str, until: float) -> Iterator[Row]:
-    prepared(device)
     for what, check in CLAIMS.items():
         if time.monotonic() >= until:
             return

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from benchmarks.device.functions import FUNCTIONS, forward_and_backward, operands
-from benchmarks.device.part import Row, die_with_the_device, failure, prepared, spread
+from benchmarks.device.part import Row, die_with_the_device, failure, spread
 from benchmarks.graphs import Graphs, counted
 from benchmarks.training import DENSE, LARGE, MODELS, PACKED, PLAIN, SMALL, candidates, check_steps
 from op_registry.workers import Lost
@@ -43,7 +43,6 @@ def repeat(device: str) -> str:
 
 def asked(device: str, item: str | tuple[str, str], say: Callable[[str], None]) -> Row:
     """A function, or a model with its storage; what is raised is a finding."""
-    prepared(device)
     name = item if isinstance(item, str) else ", ".join(item)
     say(name)
     started = time.monotonic()

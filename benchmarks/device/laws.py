@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from benchmarks.device.part import Row, die_with_the_device, prepared, spread
+from benchmarks.device.part import Row, die_with_the_device, spread
 from op_registry.conformance.samples import database, entries_by_overload
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.rule import packet_name
@@ -45,7 +45,6 @@ def rows(device: str, until: float) -> Iterator[Row]:
 
 def kept_laws(settings: Settings, name: str, say: Callable[[str], None]) -> Row:
     """How often each law held for an entry, and the first trial in which one did not."""
-    prepared(settings.device or "cpu")
     report = run_operator(name, settings, say)
     die_with_the_device(settings.device or "cpu")
     row: Row = {"what": name, "seconds": round(report.seconds, 2), "trials": report.counts}

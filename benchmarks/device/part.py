@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from op_registry.conformance.devices.available import device_called
 from op_registry.workers import in_processes
 
 # What was found of one thing: "what" it is, figures, "wrong" if the check fails by it, "repeat": a command.
@@ -41,12 +40,6 @@ def die_with_the_device(device: str) -> None:
             torch.cuda.synchronize()
         except RuntimeError:
             os._exit(1)
-
-
-def prepared(device: str) -> torch.device:
-    """The device, with products as exact as the CPU's."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    return device_called(device)
 
 
 def failure(error: BaseException) -> str:

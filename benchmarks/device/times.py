@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from benchmarks import chain, packed, reductions, training
-from benchmarks.device.part import Row, failure, prepared
+from benchmarks.device.part import Row, failure
 from benchmarks.graphs import counted
 from benchmarks.harness import Call, Clock, event_seconds, measure, thread_seconds
 from benchmarks.kernels import ELEMENTWISE_RESULT
+from op_registry.conformance.devices.available import device_called
 
 COLUMNS = ("what", "milliseconds", "x plain", "x by hand", "of the limit", "goal")
 GOAL = 0.8
@@ -33,7 +34,7 @@ def rows(device: str, until: float) -> Iterator[Row]:
     if device not in ("cuda", "cpu"):
         yield {"what": "nothing", "not asked": f"there is no clock for the device {device}"}
         return
-    there, sizes = prepared(device), LARGE if device == "cuda" else SMALL
+    there, sizes = device_called(device), LARGE if device == "cuda" else SMALL
     torch.set_num_threads(1)
     clock = event_seconds if device == "cuda" else thread_seconds
     # The sizes of these modules are for one core.

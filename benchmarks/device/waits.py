@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import masked_dispatch as md
 from benchmarks.device.functions import FUNCTIONS, forward_and_backward, operands
-from benchmarks.device.part import Row, failure, prepared
+from benchmarks.device.part import Row, failure
 from op_registry.conformance.devices.reference import host_reads
 
 COLUMNS = ("what", "waits", "waits of plain tensors", "peak / data", "plain peak / data", "wrong")
@@ -44,7 +44,6 @@ def host_waits(device: str) -> Iterator[list[str]]:
 
 
 def rows(device: str, until: float) -> Iterator[Row]:
-    prepared(device)
     for name in FUNCTIONS:
         if time.monotonic() >= until:
             return
