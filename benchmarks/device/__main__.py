@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -142,7 +143,7 @@ def rows_of(part: Part, device: str, seconds: float) -> dict[str, Any]:
             code = process.wait(timeout=seconds + GRACE / 2)
             ended = "" if code in (0, 1) else f"its process ended with {code}"
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
             process.wait()
             code, ended = 0, "its process was ended: its time was up"
         output.seek(0)
