@@ -82,14 +82,14 @@ def row(what: str, seconds: Mapping[str, float], ours: str, plain: str, hand: st
 def figures(
     device: str, sizes: Mapping[str, Any], rates: Mapping[str, float], clock: Clock
 ) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
-    """Each figure by name, the quick ones first."""
+    """Each figure by name; first those that compile nothing."""
     n = sizes["rows"]
-    yield "R4", lambda: of_chain(n, device, rates["bytes"], clock)
     for backward in (False, True):
         yield "R10", lambda backward=backward: of_block(backward, device, sizes["dtype"], rates["operations"], clock)
     models = [m for m in training.MODELS if m != "BERT" or importlib.util.find_spec("transformers")]
     for model in models:
         yield "R14", lambda model=model: of_training(model, device, rates["operations"], clock)
+    yield "R4", lambda: of_chain(n, device, rates["bytes"], clock)
     first = ("softmax", "mean", "layer_norm")
     for name in [*first, *(name for name in reductions.MASKED if name not in first)]:
         if name == "sum":
