@@ -1,6 +1,6 @@
 """1: the laws P1 to P5 and P9 on the device, beside oracles on the CPU, over all entries of torch's database.
 
-The entries come in the order in which models use their operators, as a trace of some models counts them.
+The entries come in the order in which models use their operators, as calls of some models are counted.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import masked_dispatch as md
 from benchmarks.device.part import Row, die_with_the_device, spread
 from op_registry.conformance.samples import database, entries_by_overload
 from op_registry.conformance.trials import Settings, run_operator
+from op_registry.conformance.watching import calls_of
 from op_registry.rule import packet_name
 from op_registry.workers import Lost
 
@@ -70,34 +70,37 @@ def summary(found: Sequence[Row]) -> str:
 
 def in_order_of_use() -> list[str]:
     """Every entry; first, for each operator that the models call, the one named like it, the most frequent first."""
-    used: Counter[str] = Counter()
-    for step in models():
-        with md.trace() as trace:
-            step()
-        used.update(call.name for call in trace.calls)
-    entries = {str(op): (packet_name(op).rpartition("::")[2], names) for op, names in entries_by_overload().items()}
+    used = Counter(op for step in models() for op in calls_of(step))
+    entries = entries_by_overload()
     first = []
-    for name, _ in used.most_common():
-        if name in entries:
-            packet, callers = entries[name]
-            first.append(min(callers, key=lambda entry: (not entry.endswith(packet), len(entry))))
+    for op, _ in used.most_common():
+        packet = packet_name(op).rpartition("::")[2]
+        if op in entries:
+            first.append(min(entries[op], key=lambda name: (not name.endswith(packet), len(name))))
     return list(dict.fromkeys([*first, *database()]))
 
 
 def models() -> list[Callable[[], None]]:
-    """A step of training of models of three kinds, on masked batches."""
+    """A step of training of models of four kinds, on plain batches."""
     torch.manual_seed(0)
-    tokens = md.from_lengths(torch.randn(2, 6, 8), torch.tensor([6, 4]))
-    images = md.masked_tensor(torch.randn(2, 3, 8, 8), torch.rand(2, 1, 8, 8) > 0.2)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    tokens, words = torch.randn(2, 6, 8), torch.tensor([[1, 2, 0], [3, 1, 4]])
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
     memory = nn.LSTM(8, 8, batch_first=True)
     pixels = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
-    head = nn.Linear(36, 5)
-
-    def of_tokens(model: Callable[[Tensor], Tensor]) -> Callable[[], None]:
-        return lambda: (model(tokens) - 1).square().mean().backward()
+    head, table = nn.Linear(36, 5), nn.Embedding(5, 8)
+    attention = nn.functional.scaled_dot_product_attention
 
     def of_images() -> None:
-        nn.functional.cross_entropy(head(pixels(images)), torch.tensor([1, 2])).backward()
+        nn.functional.cross_entropy(head(pixels(torch.randn(2, 3, 8, 8))), torch.tensor([1, 2])).backward()
 
-    return [of_tokens(layer), of_tokens(lambda x: memory(x)[0]), of_images]
+    def of_words() -> None:
+        x = table(words).unflatten(-1, (2, 4)).transpose(1, 2)
+        scores = (x @ x.mT / 2).masked_fill(words[:, None, None] == 0, -torch.inf).softmax(-1)
+        torch.cat([scores @ x, attention(x, x, x)], 1).sum((1, 2)).log_softmax(-1).mean().backward()
+
+    return [
+        lambda: (layer(tokens) - 1).square().mean().backward(),
+        lambda: memory(tokens)[0].sum().backward(),
+        of_images,
+        of_words,
+    ]
