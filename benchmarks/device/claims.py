@@ -90,7 +90,10 @@ def fast_enough(ours: Callable[[], object], plain: Callable[[], object], device:
         name: sorted(each) for name, each in measure({"ours": ours, "plain": plain}, rounds=5, clock=clock).items()
     }
     ratio = seconds["ours"][2] / seconds["plain"][2]
-    return ("true" if ratio > bound else "not so"), f"{ratio:.2f} times as long as plain torch's call"
+    seen = f"{ratio:.2f} times as long as plain torch's call"
+    if device == "cpu":
+        return "not seen", f"{seen}; a CPU has a branch of its own"
+    return ("true" if ratio > bound else "not so"), seen
 
 
 def size_of(device: str) -> int:
