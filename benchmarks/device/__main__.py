@@ -154,7 +154,8 @@ def rows_of(part: Part, device: str, seconds: float) -> dict[str, Any]:
         ended = f"{ended or 'it failed'}: {' '.join(last)[:300]}"
         rows.append({"what": "the part itself", "wrong": ended, "repeat": " ".join(["python", *command[1:]])})
     module = importlib.import_module(f"benchmarks.device.{part.name}")
-    said = module.summary(rows) + (f"; {ended}" if ended else "")
+    said = module.summary(rows) if rows else "NOTHING was checked in this time: give more --seconds"
+    said += f"; {ended}" if ended else ""
     taken = round(time.monotonic() - started, 1)
     return {"title": part.title, "seconds": taken, "summary": said, "columns": module.COLUMNS, "rows": rows}
 
