@@ -18,6 +18,7 @@ from masked_dispatch.api.call_observer import Observer
 from masked_dispatch.api.explanation import Explanation
 from masked_dispatch.compiler_internals import uncompiled
 from op_registry.report import explain as report
+from op_registry.report.names import UnknownName
 
 UNCOMPILED = (
     "explained as it runs uncompiled; what a compiled graph stores densely is in the log of "
@@ -76,7 +77,7 @@ def _meaning(function: Callable[..., Any]) -> str:
         return ""
     try:
         return report.explain(function, samples=False)
-    except report.UnknownName:
+    except UnknownName:
         return ""
 
 

@@ -125,9 +125,9 @@ def attend_sequences(
     """
     if not by_bounds.serves(query, key, value):
         return attend_rows(query, key, value, queries.pattern.lengths(), keys.pattern.lengths(), is_causal, **options)
-    with_heads = (x if x.ndim == 3 else x.unsqueeze(1) for x in (query, key, value))
-    sequences = _bounds(queries), _bounds(keys), queries.shape[1], keys.shape[1]
-    attended = by_bounds.attention(*with_heads, *sequences, is_causal, options.get("scale"))
+    q, k, v = (x if x.ndim == 3 else x.unsqueeze(1) for x in (query, key, value))
+    longest = queries.shape[1], keys.shape[1]
+    attended = by_bounds.attention(q, k, v, _bounds(queries), _bounds(keys), *longest, is_causal, options.get("scale"))
     return attended.view(*query.shape[:-1], value.shape[-1])
 
 
