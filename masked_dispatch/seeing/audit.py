@@ -80,6 +80,11 @@ KINDS = {
         "row",
         "right if they are missing in what was measured; else, masked_dispatch.trace() shows where they became invalid",
     ),
+    "sums of nothing": Kind(
+        "a mean left out rows whose sum had nothing valid to add",
+        "row",
+        "if they count as 0, masked_dispatch.sum(x, dim, min_count=0), or count what is valid, x.count(dim)",
+    ),
     "numbers of nothing": Kind(
         "a mean counts numbers that come from no position of their sample",
         "element",
@@ -217,7 +222,8 @@ def audit() -> Iterator[Audit]:
     "valid padding"    padding became valid: after `without_extent`, in a plain buffer, or after `to_tensor` and reduced
     "mask dropped"     an assignment to a plain tensor skipped what is invalid, and :func:`updates` doesn't allow it
     "batch end"        an end of the batch, ``x[:, -1]``, taken where shorter samples have padding
-    "rows left out"    a mean, or a loss, of rows that are there and wholly invalid in part
+    "rows left out"    a mean, or a loss, of rows that are there and wholly invalid in part; no loss whose targets are
+    "sums of nothing"  the same of sums of rows without a valid element: ``(hit.sum(1) / n).mean()``
     "numbers of nothing"  a mean of results over parts of a batch, which shorter samples don't reach
     "factors differ"   a product of two masked tensors that are there in the same elements, and valid in others
     "plain factor"     a product with a plain tensor of the same shape, that is reduced by itself: Dice, weighted means

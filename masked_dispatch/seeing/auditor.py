@@ -16,11 +16,11 @@ from masked_dispatch.seeing.checks import (
     DividedSums,
     Factors,
     NumbersOfNothing,
+    RowsLeftOut,
     ValidPadding,
     batch_ends,
     lost_matrices,
     own_transposes,
-    rows_left_out,
     tables_on_the_grid,
     windows_too_long,
 )
@@ -47,7 +47,7 @@ class Auditor(Recorder):
         self._states, self._factors, self._sums = LostStates(self.calls), Factors(), DividedSums()
         self._alone, self._nothing, self._pruned = SamplesAlone(), NumbersOfNothing(), PrunedOutputs()
         self._checks: tuple[Check, ...] = (
-            one_for_many, windows_too_long, ValidPadding(), batch_ends, tables_on_the_grid, rows_left_out,
+            one_for_many, windows_too_long, ValidPadding(), batch_ends, tables_on_the_grid, RowsLeftOut(),
             lost_matrices, own_transposes, self._factors, self._sums,
         )  # fmt: skip
 

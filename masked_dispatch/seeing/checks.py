@@ -155,17 +155,51 @@ _MEANS = {"mean", "nanmean", "var", "std", "var_mean", "std_mean"}
 _BY_MEAN = 1  # the number by which losses know reduction="mean"
 
 
-def rows_left_out(event: Event, line: Line) -> Iterator[Found]:
-    """Means over the first dimension that leave out rows that are there, because nothing in them is valid."""
-    is_loss = event.named.get("reduction") == _BY_MEAN
-    if not is_loss and not (event.name in _MEANS and 0 in reduced(event)):
-        return
-    operands = [taken for taken in event.masked if taken.tensor.ndim]
-    sizes = {len(taken.tensor) for taken in operands}
-    if len(sizes) == 1 and event.result is not None and bool(valid_of(event.result).any()):
+class RowsLeftOut:
+    """Means over the first dimension that leave out rows that are there, because nothing in them is valid.
+
+    A loss does so rightly where the target is missing. Rows that are sums of nothing have a kind of their own.
+    """
+
+    def __init__(self) -> None:
+        self._empty_sums = Notes()
+
+    def __call__(self, event: Event, line: Line) -> Iterator[Found]:
+        self._follow(event)
+        is_loss = event.named.get("reduction") == _BY_MEAN
+        if not is_loss and not (event.name in _MEANS and 0 in reduced(event)):
+            return
+        operands = [taken for taken in event.masked if taken.tensor.ndim]
+        sizes = {len(taken.tensor) for taken in operands}
+        if len(sizes) != 1 or event.result is None or not bool(valid_of(event.result).any()):
+            return
         valid = functools.reduce(torch.bitwise_and, [any_of_row(taken.valid) for taken in operands])
-        exist = functools.reduce(torch.bitwise_and, [any_of_row(taken.there) for taken in operands])
-        yield Found("rows left out", int((exist & ~valid).sum()))
+        left_out = functools.reduce(torch.bitwise_and, [any_of_row(taken.there) for taken in operands]) & ~valid
+        for taken in operands:
+            empty = self._empty_sums.get(taken.tensor)
+            if empty is not None:
+                yield Found("sums of nothing", int((left_out & empty).sum()))
+                left_out = left_out & ~empty
+        for taken in operands if is_loss else ():
+            if taken.name == "target":
+                left_out = left_out & any_of_row(taken.valid)
+        yield Found("rows left out", int(left_out.sum()))
+
+    def _follow(self, event: Event) -> None:
+        """Note the rows of a result that are sums of nothing, or computed from them element by element."""
+        result = event.result
+        if result is None or not result.ndim:
+            return
+        if event.name in _SUMS:
+            empty = any_of_row(there_of(result))
+        elif event.category in ("elementwise", "movement"):
+            notes = [self._empty_sums.get(taken.tensor) for taken in event.masked]
+            empty = next((note for note in notes if note is not None and len(note) == len(result)), None)
+        else:
+            return
+        rows = None if empty is None else empty & ~any_of_row(valid_of(result))
+        if rows is not None and bool(rows.any()):
+            self._empty_sums.set(result, rows)
 
 
 class Nothing(NamedTuple):

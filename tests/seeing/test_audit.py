@@ -350,8 +350,27 @@ def test_a_mean_that_leaves_out_rows() -> None:
     assert found_in(lambda: F.cross_entropy(logits, LABELS)) == [("rows left out", 1)]
     assert found_in(lambda: nn.MSELoss()(losses, torch.ones(3))) == [("rows left out", 1)]
     assert found_in(lambda: nn.MSELoss(reduction="sum")(losses, torch.ones(3))) == []
+    assert found_in(lambda: F.mse_loss(torch.ones(3), losses)) == []  # the target is missing
+    assert found_in(lambda: F.cross_entropy(torch.randn(3, 2), md.masked_tensor(LABELS, losses.get_mask()))) == []
+    assert found_in(lambda: F.mse_loss(losses, md.masked_tensor(torch.ones(3), torch.arange(3) > 0))) == [
+        ("rows left out", 1)
+    ]
     assert found_in(lambda: md.mean(batch(2), 0)) == []
     assert found_in(lambda: batch(2).mean(1)) == []
+
+
+def test_a_mean_that_leaves_out_sums_of_nothing() -> None:
+    hit = md.masked_tensor(torch.ones(3, 2), torch.tensor([[True, False], [False, False], [True, True]]))
+    with md.audit() as report:
+        (hit.sum(1) / 2).mean()
+    assert [(found.kind, found.count) for found in report.findings if found.kind != "divided by size"] == [
+        ("sums of nothing", 1)
+    ]
+    assert "    a mean left out rows whose sum had nothing valid to add: 1 row\n" in str(report)
+    assert "-> if they count as 0, masked_dispatch.sum(x, dim, min_count=0), or count what is valid" in str(report)
+    assert found_in(lambda: (md.sum(hit, 1, min_count=0) / 3).mean()) == []
+    assert found_in(lambda: (hit.count(1) / 3).mean()) == []
+    assert found_in(lambda: hit.mean(1).mean()) == [("rows left out", 1)]
 
 
 def test_factors_that_are_valid_in_different_elements() -> None:
