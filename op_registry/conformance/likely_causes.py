@@ -1,6 +1,8 @@
-"""What is likely wrong with a rule that says less than its operator does: an addition to the message of P2."""
+"""What is likely wrong with a rule of a user's own: additions to the messages of P2 and P4."""
 
 from __future__ import annotations
+
+import inspect
 
 import torch
 from torch import Tensor
@@ -13,6 +15,8 @@ from op_registry.conformance.trees import tree_leaves
 from op_registry.conformance.trial import Trial
 from op_registry.laws.categories import REDUCTION
 from op_registry.registry import registry
+from op_registry.rule import path_in_package
+from op_registry.sparse.lowering import OnCall, ways_of
 
 
 def likely_cause(trial: Trial, result: int, got: Tensor, want: Expected) -> str:
@@ -36,6 +40,19 @@ def likely_cause(trial: Trial, result: int, got: Tensor, want: Expected) -> str:
             "rule with over_slices"
         )
     return ""
+
+
+def own_lowerings(trial: Trial) -> str:
+    """Where the lowerings are written that the rule has itself; "" if it has none."""
+    op = trial.sample.fn
+    rule = registry.get(op) if isinstance(op, OpOverload) else None
+    if rule is None or rule.is_built_in:
+        return ""
+    ways = [way for run in rule.lowerings.values() for way in ways_of(run)]
+    functions = [inspect.unwrap(way.run if isinstance(way, OnCall) else way) for way in ways]
+    functions = [function for function in functions if hasattr(function, "__code__")]
+    places = [f"{path_in_package(f.__code__.co_filename, f.__module__)}:{f.__code__.co_firstlineno}" for f in functions]
+    return f" (its lowering is at {', '.join(places)})" if places else ""
 
 
 def _expected(trial: Trial, result: int, stated: by_category.Stated) -> Expected | None:

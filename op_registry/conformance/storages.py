@@ -15,6 +15,7 @@ from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import difference, mask_difference, short
 from op_registry.conformance.gradients import derivatives, derivatives_or_refusal
 from op_registry.conformance.laws import Outcome, fills_for, outcome_with_gradients, same_bits, what_happened
+from op_registry.conformance.likely_causes import own_lowerings
 from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.trial import Broken, Densified, NotAsked, Trial, storage_of
 from op_registry.errors import MaskedSemanticsError
@@ -27,7 +28,10 @@ def layouts_agree(trial: Trial, storage: str) -> None:
     trial.subject.densified()  # forget earlier conversions
     stored = outcome_with_gradients(trial, "nan", storage)
     densified = trial.subject.densified()
-    _same_as_dense(f"stored as {storage}", stored, dense, trial)
+    try:
+        _same_as_dense(f"stored as {storage}", stored, dense, trial)
+    except Broken as how:
+        raise Broken(f"{how}{own_lowerings(trial)}") from how.__cause__
     if densified:
         raise Densified(densified[0])
 

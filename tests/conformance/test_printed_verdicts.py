@@ -18,7 +18,17 @@ from torch import Tensor
 
 import masked_dispatch as md
 from op_registry import check, registry
-from op_registry.authoring import ELEMENTWISE, Dense, Slices, Sparse, elementwise, lowest, masked_rule, reduction
+from op_registry.authoring import (
+    ELEMENTWISE,
+    Dense,
+    Slices,
+    Sparse,
+    elementwise,
+    lowest,
+    masked_rule,
+    on_call,
+    reduction,
+)
 from op_registry.conformance.plain_torch import wrong_derivative
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import operators_of
@@ -319,6 +329,19 @@ def test_a_position_that_a_rule_does_not_state() -> None:
     text = str(check(OWN.greatest, laws=("P2",), most=3))
     assert "P2 broken" in text
     assert ". It looks like a position in the slice: dims=Slices(positions=(0,))" in text
+
+
+def test_a_lowering_that_gives_other_values_is_named() -> None:
+    rule = elementwise(OWN.doubled)
+
+    @rule.lowering(Sparse)
+    @on_call(sparse="x")
+    def tripled(call: Any) -> Any:
+        return call.x.like(Dense(call.x.values.data * 3, call.x.values.validity))
+
+    text = str(check(OWN.doubled, laws=("P4",), most=2))
+    assert "P4 broken" in text
+    assert re.search(r"instead of \S+ \(its lowering is at \S*test_printed_verdicts\.py:\d+\)", text), text
 
 
 def test_a_number_that_is_no_identity() -> None:
