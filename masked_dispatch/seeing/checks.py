@@ -190,6 +190,7 @@ class RowsLeftOut:
         result = event.result
         if result is None or not result.ndim:
             return
+        empty: Tensor | None
         if event.name in _SUMS:
             empty = any_of_row(there_of(result))
         elif event.category in ("elementwise", "movement"):
