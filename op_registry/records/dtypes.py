@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from op_registry.older_torch import WHERE_TAKES_UNSIGNED
+from op_registry.older_torch import VMAP_VIEWS_DTYPES, WHERE_TAKES_UNSIGNED
 from op_registry.records.dims import Number
+from op_registry.records.tracing import under_transform
 
 
 def lowest(dtype: torch.dtype) -> Number:
@@ -53,7 +54,12 @@ def on_signed_bits(move: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     Sums of both have the same bits.
     """
     signed = SIGNED.get(x.dtype)
-    return move(x) if signed is None else move(x.view(signed)).view(x.dtype)
+    return move(x) if signed is None else seen_as(move(seen_as(x, signed)), x.dtype)
+
+
+def seen_as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bits of integers as others of that width, or of int8 0 and 1 as bool, and back."""
+    return x.to(dtype) if not VMAP_VIEWS_DTYPES and under_transform() else x.view(dtype)
 
 
 def choose(condition: Tensor, x: Tensor, other: Tensor | Number) -> Tensor:
@@ -64,4 +70,5 @@ def choose(condition: Tensor, x: Tensor, other: Tensor | Number) -> Tensor:
     if not isinstance(other, Tensor):
         other = torch.full((), other, dtype=dtype, device=x.device)
     bits = SIGNED.get(dtype, dtype)
-    return torch.where(condition, x.to(dtype).view(bits), other.to(dtype).view(bits)).view(dtype)
+    branches = (x.to(dtype), other.to(dtype))
+    return seen_as(torch.where(condition, *(seen_as(branch, bits) for branch in branches)), dtype)

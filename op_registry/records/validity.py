@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
-from op_registry.older_torch import VMAP_VIEWS_DTYPES
+from op_registry.records.dtypes import seen_as
 from op_registry.records.kept import once_in_graph
-from op_registry.records.tracing import being_traced, computed_at_once, under_transform
+from op_registry.records.tracing import being_traced, computed_at_once
 
 
 def as_bool(validity: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def as_bool(validity: Tensor) -> Tensor:
         return in_order(validity)
     if being_traced(validity):
         return once_in_graph(validity, "bool", lambda: in_order(validity).to(torch.int32) != 0)
-    return validity.to(torch.bool) if not VMAP_VIEWS_DTYPES and under_transform() else validity.view(torch.bool)
+    return seen_as(validity, torch.bool)
 
 
 def as_int8(valid: Tensor) -> Tensor:
@@ -29,9 +29,9 @@ def as_int8(valid: Tensor) -> Tensor:
     if being_traced(valid):
         # Convert by way of int32: compilers narrow a comparison directly to bytes one element at a time.
         return in_order(valid).to(torch.int32).to(torch.int8)
-    if not valid.is_contiguous() or (not VMAP_VIEWS_DTYPES and under_transform()):
+    if not valid.is_contiguous():
         return valid.to(torch.int8)
-    return valid.view(torch.int8)
+    return seen_as(valid, torch.int8)
 
 
 @overload

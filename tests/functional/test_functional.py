@@ -367,3 +367,14 @@ def test_derivatives_in_inference_mode() -> None:
         inside = all_of()
     same(inside, all_of())
     assert inside[0].to_tensor(0).tolist() == [2.0, 0.0, 6.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_vmap_of_unsigned_integers(dtype: torch.dtype) -> None:
+    """Of which torch before 2.13 has few kernels, and whose bits its vmap does not view."""
+    top = 2 ** (8 * dtype.itemsize) - 1
+    x = md.masked_tensor(torch.tensor([[1, 2, top], [3, 4, 5]], dtype=dtype), MASK[:2, 1:])
+    padded = F.vmap(lambda row: torch.nn.functional.pad(row, (0, 1)))(x)
+    chosen = F.vmap(lambda row: torch.where(row.get_mask(), row, row))(x)
+    same((padded, chosen), (torch.nn.functional.pad(x, (0, 1)), x))
+    assert F.vmap(lambda row: row.to_tensor(7))(x).tolist() == [[1, 7, top], [7, 7, 7]]
