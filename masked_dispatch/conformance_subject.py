@@ -11,6 +11,7 @@ from torch import Tensor
 from masked_dispatch import is_masked_tensor, masked_tensor
 from masked_dispatch.densification import on_densify
 from masked_dispatch.tensor.masked_tensor import with_extent
+from masked_dispatch.tensor.shared_storage import StoredPieces
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torchax import enable
 from op_registry.conformance.subject import Subject
@@ -40,6 +41,14 @@ class Eager(Subject):
 
     def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
         return masked_tensor(data, mask, requires_grad=requires_grad)
+
+    def sharing(self, value: Any, owner: Any) -> Any:
+        if isinstance(value, SparseMaskedTensor):
+            values, _, _ = value._kept.now
+            value._kept = StoredPieces(values, *owner._kept.now[1:])
+        else:
+            value._validity = owner._validity
+        return value
 
     def padded(
         self,

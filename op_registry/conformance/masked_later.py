@@ -13,6 +13,7 @@ import torch
 from op_registry.conformance import plain_torch
 from op_registry.conformance.gradients import only_its_rule_may_have_one
 from op_registry.conformance.laws import gradients_of
+from op_registry.conformance.masks import ITSELF, SHARED
 from op_registry.conformance.storages import check_storage_applies
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.trees import tree_leaves
@@ -22,7 +23,7 @@ from op_registry.conformance.trial import Broken, NotAsked, Trial, observed, sto
 NO_OPERAND = "no masked operand has a gradient"
 A_PLAIN_RESULT = "a plain result is torch's own from there on"
 # The masks of operands. (Results are left out as a whole by another one.)
-KINDS = ("unstored", "half", "half_first")
+KINDS = ("unstored", "half", "half_first", SHARED, ITSELF)
 
 
 def nothing_comes_back(trial: Trial, storage: str | None = None) -> None:

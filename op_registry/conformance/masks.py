@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,14 +32,18 @@ _PARTIAL = {
     "first": "only the first element valid",
     "broadcast": "a random mask with every other dimension of size 1",
     "rows": "the first tensor under a random mask with a last dimension of size 1, the others plain",
+    "shared": "tensors of one shape under one random mask, as one object; those of other shapes under their own",
+    "itself": "one tensor in place of all that can be it, as in f(x, x), under a random mask",
 }
+# Kinds for calls made for them (shared_operands.py).
+SHARED, ITSELF = "shared", "itself"
 # A kind for operators of whole slices, which have no valid result under most others.
 ONE_HOLE = "one_hole"
 DESCRIPTIONS = _WHOLE | _PARTIAL | {ONE_HOLE: "one element of each tensor invalid"}
 WHOLE, PARTIAL, KINDS = tuple(_WHOLE), (*_PARTIAL, ONE_HOLE), tuple(DESCRIPTIONS)
 
 # The kinds under which every masked tensor has a random mask of its own.
-RANDOM = ("half", "half_others")
+RANDOM = ("half", "half_others", ITSELF)
 ATTEMPTS = 16
 
 # The garbage stored under a mask. The names are those of floating-point values; integers use the nearest they have.
@@ -50,7 +55,10 @@ ZERO, KNOWN_ZERO = "zero", "known zero"
 
 @dataclass(frozen=True)
 class Masking:
-    """A mask (bool, broadcastable to the tensor; None where all is valid) or PLAIN for each tensor of a sample."""
+    """A mask (bool, broadcastable to the tensor; None where all is valid) or PLAIN for each tensor of a sample.
+
+    Where two tensors have one mask object, so have those of the subject.
+    """
 
     kind: str
     masks: tuple[Mask, ...]
@@ -118,6 +126,8 @@ def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | No
     like_first = [t.dtype is tensors[0].dtype for t in tensors] if tensors else []
     if kind == "half_values" and (sum(like_first) < 2 or all(like_first)):
         return None  # "half_first" or "half" is this
+    if kind == SHARED:
+        return _one_for_each_shape(tensors, generator)
     masks: list[Mask] = []
     for position, tensor in enumerate(tensors):
         leaves_plain = {
@@ -137,6 +147,14 @@ def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | No
         for position in range(len(masks)):
             masks[position] = _distinguishable(masks, position, redraws)
     return Masking(kind, tuple(masks))
+
+
+def _one_for_each_shape(tensors: Sequence[Tensor], generator: torch.Generator) -> Masking | None:
+    """One random mask for each shape; None if no two tensors share one that has valid and invalid elements."""
+    of_shape = {tensor.shape: _random(tensor.shape, generator) for tensor in tensors}
+    if not any(shape.numel() > 1 for shape, count in Counter(t.shape for t in tensors).items() if count > 1):
+        return None
+    return Masking(SHARED, tuple(of_shape[tensor.shape] for tensor in tensors))
 
 
 def _distinguishable(masks: Sequence[Mask], position: int, generator: torch.Generator) -> Mask:

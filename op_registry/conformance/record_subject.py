@@ -68,6 +68,9 @@ class Records(Subject):
         leaf = data.detach().requires_grad_(requires_grad)
         return Dense(leaf, None if mask is None else as_int8(mask.clone(memory_format=torch.contiguous_format)))
 
+    def sharing(self, value: Dense, owner: Dense) -> Dense:
+        return Dense(value.data, owner.validity)
+
     def observe(self, value: Any) -> Observed:
         if not isinstance(value, Dense):
             return value, None

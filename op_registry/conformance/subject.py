@@ -50,6 +50,13 @@ class Subject:
         """A masked value; `mask` is bool, broadcastable to the data, None where all is valid."""
         raise NotImplementedError
 
+    def sharing(self, value: Any, owner: Any) -> Any:
+        """A new wrapped value, of which `owner` has the shape, storage and mask, under the owner's own mask object.
+
+        So that what is recognised by identity is, as for x and x.clone(). An equal mask is right, too.
+        """
+        return value
+
     def padded(
         self,
         data: Tensor,

@@ -109,6 +109,7 @@ class Trial:
         values: list[Any] = []
         layout, only_first = storage_of(storage or "")
         any_stored = False
+        owners: dict[int, Any] = {}
         masks = dict(zip(map(id, self.sample.tensors), zip(self.masking.masks, self.masks, strict=True), strict=True))
 
         def wrap(tensor: Tensor) -> Any:
@@ -123,6 +124,10 @@ class Trial:
                 if layout and not (any_stored and only_first):
                     dense, value = value, self.subject.stored(value, layout, wanted, explicit_invalid)
                     any_stored = any_stored or value is not dense
+                # (With "csr_first", only the first of them is stored so.)
+                owner = owners.setdefault(id(mask), value)
+                if mask is not None and owner is not value and type(owner) is type(value):
+                    value = self.subject.sharing(value, owner)
             values.append(value)
             return value
 

@@ -35,6 +35,7 @@ from op_registry.conformance.samples import (
     operator_named,
     overload_samples,
 )
+from op_registry.conformance.shared_operands import asked_once, call_under
 from op_registry.conformance.stored_samples import storable
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.subjects import find_subject
@@ -154,7 +155,7 @@ WANTED: dict[str, tuple[str, ...]] = {
     "P1": WHOLE,
     "P2": ("stored", *PARTIAL),  # P1 covers "unstored"
     "P3": PARTIAL,
-    "P4": ("half", "half_first", "half_others", "half_values", "slices", "empty", ONE_HOLE),
+    "P4": ("half", "half_first", "half_others", "half_values", "slices", "empty", "shared", "itself", ONE_HOLE),
     "P6": ("unstored", "half", "empty", "broadcast"),
     "P7": ("half", "half_first", "slices"),
     "P8": ("half", "half_first", "half_others", "slices", "empty"),
@@ -194,15 +195,19 @@ def trials_of(
             samples = chosen(chosen(samples, settings.most), settings.most_stored if stored else None)
         kinds_wanted = kinds_of(law, settings, stored, whole)
         sparingly = ONE_HOLE in kinds_wanted and len(settings.masks) > 1
+        once = asked_once(stored) if len(settings.masks) > 1 else ()
+        asked: set[str] = set()
         for sample in samples:
             kinds = [kind for kind in kinds_wanted if not (sparingly and kind == ONE_HOLE)]
             if law == "P7":
                 others = LAST_RESORTS if not whole and len(settings.masks) > 1 else ()
                 kinds = _first_with_valid_results(subject, sample, kinds, others, settings.seed)
             for kind in kinds:
-                masks = masking(kind, sample.tensors, settings.seed)
-                if masks is not None:
-                    trial = Trial(subject, sample, masks, settings.seed)
+                call = call_under(kind, sample)
+                masks = None if call is None or kind in asked else masking(kind, call.tensors, settings.seed)
+                if call is not None and masks is not None:
+                    asked.update({kind}.intersection(once))
+                    trial = Trial(subject, call, masks, settings.seed)
                     if stored and made is not None:
                         trial = made.setdefault((sample, kind), trial)
                     yield describe(sample, kind), trial

@@ -70,5 +70,5 @@ def choose(condition: Tensor, x: Tensor, other: Tensor | Number) -> Tensor:
     if not isinstance(other, Tensor):
         other = torch.full((), other, dtype=dtype, device=x.device)
     bits = SIGNED.get(dtype, dtype)
-    branches = (x.to(dtype), other.to(dtype))
-    return seen_as(torch.where(condition, *(seen_as(branch, bits) for branch in branches)), dtype)
+    chosen: Tensor = torch.where(condition, seen_as(x.to(dtype), bits), seen_as(other.to(dtype), bits))
+    return seen_as(chosen, dtype)

@@ -35,6 +35,9 @@ class OnDevice(Subject):
         on_device = None if mask is None else mask.to(self.device)
         return self.base.wrap(data.to(self.device), on_device, requires_grad)
 
+    def sharing(self, value: Any, owner: Any) -> Any:
+        return self.base.sharing(value, owner)
+
     def observe(self, value: object) -> Observed:
         data, mask = self.base.observe(value)
         return data.cpu(), None if mask is None else mask.cpu()
