@@ -50,6 +50,7 @@ COMMANDS_OF = (
     "python -m op_registry ",
     "python -m benchmarks ",
     "python -m benchmarks.page ",
+    "python -m benchmarks.device ",
     "TORCH_SOURCE=",
     "pytest",
 )
