@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from op_registry.bound import Bound
 from op_registry.conformance.trials import Settings, run_operator
@@ -129,13 +131,22 @@ def from_the_start(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda there, dim, part: there.narrow(dim, 0, right(there, dim, part).shape[dim])
 
 
-@_way("windows that unfold reach into padding", slices, "unfolded", "unfold")
 @_way("windows read beyond a sample's end", samples, "windowed", "nn_functional_conv1d", "nn_functional_max_pool1d")
 @_way("flips the batch", samples, "moved", "flip")
 @_way("sorts to the front of the batch, not of the extent", samples, "sorted_to_the_front", "sort")
 def as_any_other(right: Callable[..., Any]) -> Callable[..., Any]:
     def follower(call: Bound, labels: Labels, run: Run) -> Any:
         return follow.followed(call, labels, call.applied(run))
+
+    return follower
+
+
+@_way("windows that unfold reach into padding", slices, "unfolded", "unfold")
+def all_windows(right: Callable[..., Any]) -> Callable[..., Any]:
+    def follower(call: Bound, labels: Labels, run: Run) -> Any:
+        outcome = right(call, labels, run)
+        factors = tuple(f.moved_by(torch.ones_like) for f in outcome.extent.factors)
+        return replace(outcome, extent=replace(outcome.extent, factors=factors), mask="kept")
 
     return follower
 

@@ -71,6 +71,7 @@ def test_every_law_layout_dtype_and_device_has_a_name() -> None:
         *(f"P4-{layout}-float32" for layout in LAYOUTS),
         *(f"P5-{layout}-float64" for layout in ("dense", *LAYOUTS)),
         "P6-float32", "P7-aot_eager-float32", "P8-float32", "P9-float32", "dims-float32",
+        *(f"later-{layout}-float64" for layout in ("dense", *LAYOUTS)),
     ]  # fmt: skip
     assert found == [f"testing.halved.default-{way}-cpu" for way in ways]
     assert names(instantiate([op.default], subject=SUBJECT)) == found
