@@ -28,10 +28,10 @@ from op_registry.report.explain import explain
 from op_registry.report.names import UnknownName, nearest
 
 TIERS = {
-    # A few samples of different kinds, four partial masks, float32; every law, P7 without inductor.
+    # A few samples of different kinds, six partial masks, float32; every law, P7 without inductor.
     "quick": Settings(
         most=4,
-        masks=("unstored", "stored", "half", "half_values", "slices", "empty", ONE_HOLE),
+        masks=("unstored", "stored", "half", "half_values", "slices", "empty", "shared", "itself", ONE_HOLE),
         also_stored=("csr", "bsr"),
     ),
     # P7 alone, on a call of each entry's own function: how much of the database compiles.
