@@ -140,3 +140,12 @@ def test_a_tensor_attends_to_itself_as_to_another_with_its_mask(is_causal):
     assert own.get_mask().equal(
         nn.functional.scaled_dot_product_attention(x, other, other, is_causal=is_causal).get_mask()
     )
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf])
+def test_attention_to_nothing_is_blind_to_invalid_queries(garbage):
+    data, mask = torch.ones(2, 3, 4), torch.tensor([[False], [True], [True]]).expand(2, 3, 4)
+    query, nothing = masked_tensor(torch.where(mask, data, garbage), mask), torch.ones(2, 0, 4)
+    attended = nn.functional.scaled_dot_product_attention(query, nothing, nothing)
+    assert attended.get_mask().equal(mask)
+    assert attended.to_tensor(0).equal(torch.zeros(2, 3, 4))

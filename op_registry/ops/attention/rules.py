@@ -203,9 +203,10 @@ def _queries(query: Dense, *others: Dense) -> Tensor:
     """The queries, unfilled if each is valid or invalid as a whole and no gradient may flow.
 
     In forward, the data of an invalid query only reaches that query's own output, which is invalid. But the derivatives
-    of keys and values sum over all queries.
+    of keys and values sum over all queries; and where there are no keys, torch gives NaN to all queries if one has it.
     """
     alone = not being_traced(query.data) and not gradients_may_flow(query.data, *(x.data for x in others))
+    alone = alone and all(x.shape[-2] for x in others)
     return query.data if alone and has_whole_slices(query, (-1,)) else query.filled(0)
 
 
