@@ -1,23 +1,26 @@
 """Calls whose operands have one mask, or are one tensor, as in f(x, x): shortcuts recognise both by identity.
 
-Torch's samples have few operands of one shape (its queries are fewer than its keys), so that these calls are made from
-them: where torch accepts it, the operands of one dtype and number of dimensions have the shape of the first one.
+Torch's samples have few operands of one shape (its queries are fewer than its keys, its matrices are not square), so
+that these calls are made from them: operands of one dtype get the shape of the largest, where torch accepts it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
 from op_registry.conformance import plain_torch
-from op_registry.conformance.masks import ITSELF, SHARED
+from op_registry.conformance.masks import ITSELF, SHARED, masking
 from op_registry.conformance.sample import Sample
+from op_registry.conformance.trees import tree_leaves
 
-# What two operands have in common whose shapes become one: the most, and what always fits.
-_ALIKE: tuple[Callable[[Tensor], object], ...] = (lambda t: (t.dtype, t.ndim), lambda t: (t.dtype, t.shape))
+# What the operands have in common whose shapes become one, the least first.
+Key = Callable[[Tensor], object]
+_KEYS: tuple[Key, ...] = (lambda t: t.dtype, lambda t: (t.dtype, t.ndim), lambda t: (t.dtype, t.shape))
 
 
 def asked_once(stored: bool) -> tuple[str, ...]:
@@ -30,39 +33,50 @@ def call_under(kind: str, sample: Sample) -> Sample | None:
     """The call for a kind of masks: under SHARED and ITSELF with operands alike; None if plain torch can't make it."""
     if kind not in (SHARED, ITSELF):
         return sample
-    for key in _ALIKE:
-        call = _alike(sample, key, one_tensor=kind == ITSELF)
-        if call is not None and _can_be_asked(call, kind):
-            return call
-    return None if kind == ITSELF else sample
+    calls = _with_tensors_alike if kind == SHARED else _with_one_tensor
+    return next((call for call in _from(calls, sample) if plain_torch.forward(call).error is None), None)
 
 
-def _alike(sample: Sample, key: Callable[[Tensor], object], one_tensor: bool) -> Sample | None:
-    """The call with all operands of one key as the first one, or as other tensors of its shape; None if it is the same.
+def _from(calls: Callable[[Sample, Key], Sample | None], sample: Sample) -> Iterator[Sample]:
+    """The calls to try: the most operands alike first, and matrices cut to squares last."""
+    for key in _KEYS:
+        yield from filter(None, [calls(sample, key)])
+    smallest = min((size for t in sample.tensors for size in t.shape if size > 1), default=1)
+    args, kwargs = sample.with_tensors(lambda t: t[(slice(smallest),) * t.ndim].clone())
+    yield from filter(None, [calls(dataclasses.replace(sample, args=args, kwargs=kwargs), _KEYS[1])])
 
-    Tensors of that shape are kept, with their values; others have the first one's values in reverse.
-    """
-    firsts: dict[object, Tensor] = {}
+
+def _largest(sample: Sample, key: Key) -> dict[object, Tensor]:
+    largest: dict[object, Tensor] = {}
+    for tensor in sample.tensors:
+        if tensor.numel() > largest.setdefault(key(tensor), tensor).numel():
+            largest[key(tensor)] = tensor
+    return largest
+
+
+def _with_tensors_alike(sample: Sample, key: Key) -> Sample | None:
+    """Operands of one key in one shape, if two have one: those of other shapes are the largest one in reverse."""
+    largest = _largest(sample, key)
 
     def alike(tensor: Tensor) -> Tensor:
-        first = firsts.setdefault(key(tensor), tensor)
-        if one_tensor:
-            return first
-        return tensor if tensor.shape == first.shape else plain_torch.in_reverse(first)
+        wanted = largest[key(tensor)]
+        return tensor if tensor.shape == wanted.shape else plain_torch.in_reverse(wanted)
 
     args, kwargs = sample.with_tensors(alike)
     call = dataclasses.replace(sample, args=args, kwargs=kwargs)
-    if list(map(id, call.tensors)) == list(map(id, sample.tensors)):
+    return None if masking(SHARED, call.tensors) is None else call
+
+
+def _with_one_tensor(sample: Sample, key: Key) -> Sample | None:
+    """One tensor in place of all operands of a key, if two have one, and if none of them is written to."""
+    largest = _largest(sample, key)
+    args, kwargs = sample.with_tensors(lambda t: largest[key(t)])
+    call = dataclasses.replace(sample, args=args, kwargs=kwargs)
+    times = Counter(id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    if not any(times[id(t)] > 1 and t.numel() > 1 for t in call.tensors):
         return None
-    if one_tensor and sample.variables is not None:
-        # Differentiated only where each operand that it stands for is.
-        others = {id(firsts[key(t)]) for n, t in enumerate(sample.tensors) if n not in sample.variables}
+    if sample.variables is not None:  # differentiated only where each operand that it stands for is
+        others = {id(largest[key(t)]) for n, t in enumerate(sample.tensors) if n not in sample.variables}
         kept = frozenset(n for n, t in enumerate(call.tensors) if id(t) not in others)
         call = dataclasses.replace(call, variables=kept)
-    return call
-
-
-def _can_be_asked(call: Sample, kind: str) -> bool:
-    """Whether plain torch runs it; and writes to nothing, where an operand that it writes to might be another, too."""
-    forward = plain_torch.forward(call)
-    return forward.error is None and not (kind == ITSELF and forward.touched)
+    return None if plain_torch.forward(call).touched else call

@@ -59,12 +59,15 @@ def test_operands_become_alike_where_torch_accepts_it() -> None:
     shared = call_under(SHARED, call(x, row))
     assert shared is not None
     assert [t.shape for t in shared.tensors] == [x.shape, x.shape]
-    product = call(x, wide, fn=torch.mm)
-    assert call_under(ITSELF, product) is None
-    assert call_under(SHARED, product) is product
-    assert masking(SHARED, product.tensors) is None
+    square = call_under(SHARED, call(x, wide, fn=torch.mm))
+    assert square is not None
+    assert [t.shape for t in square.tensors] == [(2, 2), (2, 2)]
+    vector = call(x, torch.randn(3), fn=torch.mv)
+    assert call_under(SHARED, vector) is None
+    assert call_under(ITSELF, vector) is None
+    assert call_under(ITSELF, call(torch.randn(()), torch.randn(()))) is None
     assert call_under(ITSELF, call(x, row, fn=torch.Tensor.add_)) is None
-    assert call_under("half", product) is product
+    assert call_under("half", vector) is vector
 
 
 @pytest.mark.parametrize("storage", [None, "csr", "bsr", "time_first_packed"])
