@@ -311,7 +311,8 @@ LINES += """
 """
 # In place, and out=.
 LINES += """
-2 .+ {0}.clone().mul_(0.5) | {0}.clone().masked_fill_({0} > 0.5, -0.2) | {0}.clone().add_({0}, alpha=0.3).clamp_(min=-1)
+2 .+ {0}.clone().mul_(0.5) | {0}.clone().masked_fill_({0} > 0.47, -0.2)
+    | {0}.clone().add_({0}, alpha=0.3).clamp_(min=-1)
     | {0}.clone().cumsum_({d}) | {0}.clone().copy_({0} * 2) | {0}.clone().sub_({0}.mean({d}, keepdim=True))
     | torch.zeros_like({0}).add_({0}) | {0}.clone().addcmul_({0}, {0}, value=0.2)
 1 .+ torch.mul({0}.detach(), 0.5, out=torch.empty_like({0})) | torch.exp({0}.detach(), out=torch.zeros_like({0}))
@@ -321,7 +322,7 @@ LINES += """
     | idioms.written({0}, idioms.at[{before}1:], {0}[{before}:-1]) | idioms.scaled({0}, idioms.at[{before}{k}:-1])
     | idioms.written({0}, idioms.at[{before}:-1], {0}[{before}1:])
 1 .*f idioms.written({0}, idioms.at[..., 0], 0.3) | idioms.written({0}, idioms.at[..., :1], {0}[..., -1:] * 2)
-    | idioms.scaled({0}, idioms.at[..., 0]) | idioms.written({0}, {0} > 0.5, 0.1)
+    | idioms.scaled({0}, idioms.at[..., 0]) | idioms.written({0}, {0} > 0.47, 0.1)
     | idioms.written({0}, idioms.at[..., 0], {0}.mean(-1))
 2 rf idioms.filled(torch.zeros_like({0}), [s.tanh() for s in {0}.unbind(1)])
     | idioms.filled(torch.empty_like({0}), {0}.unbind(1)) | idioms.filled({0}.new_zeros({0}.shape), {0}.unbind(1))
@@ -373,7 +374,7 @@ PAIRS = r"""
 1 (.*),\1 torch.stack([torch.stack([a, b]).mean(0) for a, b in zip({0}, {1})]) | torch.stack([{0}, {1}], 1).mean(1)
     | torch.stack([F.mse_loss(a, b) for a, b in zip({0}, {1})]) | {0}.clone().add_({1}) | {0}.clone().copy_({1})
     | torch.add({0}.detach(), {1}.detach(), out=torch.empty_like({0} + {1})) | {0}.clone().masked_fill_({1} > 0, 0.3)
-    | idioms.written({0}, {1} > 0.5, 0.1)
+    | idioms.written({0}, {1} > 0.47, 0.1)
 2 (.+),\1 F.mse_loss({0}, {1}, reduction="none").mean({d}) | ({0} * {1}).sum({d})
     | F.cosine_similarity({0}, {1}, dim={d})
     | torch.stack([F.smooth_l1_loss(a, b, reduction="sum") for a, b in zip({0}, {1})])

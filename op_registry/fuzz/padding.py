@@ -63,7 +63,7 @@ def batch_is_its_samples(
             complaint = _unlike(batches[OWN], batches[MASK], subject)
             if complaint is not None:
                 return f"{OWN}, and {MASK}: {complaint}"
-        return _in_a_graph(program, *batches.popitem(), subject, tally) if compiled else None
+        return _in_a_graph(program, *batches.popitem(), samples, subject, tally) if compiled else None
 
 
 def _alone(program: Program, values: Values, subject: Subject) -> Values:
@@ -167,10 +167,13 @@ def _unlike(got: Values, want: Values, subject: Subject) -> str | None:
     return None
 
 
-def _in_a_graph(program: Program, form: str, eager: Values, subject: Subject, tally: Tally) -> str | None:
-    """The steps that have a value, in a graph; unless they cannot be compiled without extents."""
+def _in_a_graph(
+    program: Program, form: str, eager: Values, samples: Sequence[Values], subject: Subject, tally: Tally
+) -> str | None:
+    """The steps that have a value, for each sample too, in a graph; unless they cannot be compiled without extents."""
     mode = subject.modes().get(GRAPH)
-    kept = replace(program, steps=tuple(step for step in program.steps if step.name in eager))
+    known = [step for step in program.steps if all(step.name in values for values in (eager, *samples))]
+    kept = replace(program, steps=tuple(known))
     if mode is None or not kept.steps:
         return None
     function = as_function(kept)
