@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from repository import HELPERS
+from repository import HELPERS, ROOT
 
 
 def run_on_device(device: str) -> None:
@@ -22,7 +22,7 @@ def run_on_device(device: str) -> None:
         "no:cacheprovider",
         "tests_on_reference_device.py",
     ]
-    environment = os.environ | {"TESTED_DEVICE": device}
+    environment = os.environ | {"TESTED_DEVICE": device, "PYTHONPATH": str(ROOT)}  # (benchmarks are not installed)
     done = subprocess.run(command, cwd=HELPERS, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     passed = re.search(r"\n=+ (\d+) passed", done.stdout)

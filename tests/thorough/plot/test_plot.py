@@ -48,7 +48,7 @@ def counts(figure: Any) -> list[list[float]]:
     return [step.get_data().values.tolist() for step in drawn(figure, StepPatch)]
 
 
-@pytest.mark.parametrize("layout", [torch.strided, *LAYOUTS, torch.jagged], ids=str)
+@pytest.mark.parametrize("layout", [torch.strided, *LAYOUTS], ids=str)
 def test_it_is_the_mask_with_its_counts(layout: torch.layout) -> None:
     x = holey(4, 6)
     stored = x.to_layout(layout, blocksize=(2, 3) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None)
@@ -57,6 +57,14 @@ def test_it_is_the_mask_with_its_counts(layout: torch.layout) -> None:
     assert counts(figure) == [x.count(0).tolist(), x.count(1).tolist()]
     assert f"(4, 6), float32, stored as {layout}\n16 of 24 valid (66.7%)" == figure.get_suptitle()
     figure.canvas.draw()
+
+
+def test_a_packed_batch_is_drawn_as_its_padded_one() -> None:
+    x = md.from_lengths(torch.rand(3, 4), torch.tensor([4, 1, 2]))
+    padded, packed = (md.plot.mask(tensor) for tensor in (x, x.to_packed()))
+    for mine, other in zip(drawn(packed, AxesImage), drawn(padded, AxesImage), strict=True):
+        assert torch.equal(*(torch.from_numpy(image.get_array().filled(-1).copy()) for image in (mine, other)))
+    assert counts(packed) == counts(padded)
 
 
 def test_a_plain_tensor_is_valid_everywhere() -> None:
