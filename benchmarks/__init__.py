@@ -16,6 +16,7 @@ untouched          R13  what plain tensors, and the import, pay for the library
 adagrad            R8   a step of Adagrad on a large table of which few rows were looked up
 crossovers         R11  where sparse layouts become quicker; tensors whose every element is valid
 compile                 what a second process pays to start
+dynamic                 what it takes to trace for any sizes: plain, padded and packed batches
 memory             R17  peak memory of reductions, norms, sorts and distances
 xla                     the masked mean on XLA by torchax, where the extra is installed: compilations, gradient, memory
 

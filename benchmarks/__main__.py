@@ -32,6 +32,7 @@ NAMES = (
     "adagrad",
     "crossovers",
     "compile",
+    "dynamic",
     "memory",
     "xla",
 )
@@ -54,6 +55,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "adagrad": {"rounds": 7},
     "crossovers": {"rounds": 5, "sizes": (64, 512), "densities": (0.01, 0.1, 0.9)},
     "compile": {"rounds": 1},
+    "dynamic": {"rounds": 1, "layers": (1, 2)},
     "memory": {"rounds": 1},
     "xla": {"rounds": 5},
 }

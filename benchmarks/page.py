@@ -40,6 +40,7 @@ TITLES = {
     "memory": "R17: peak memory",
     "untouched": "R13: what plain tensors and the import pay",
     "compile": "Start of a second process",
+    "dynamic": "Tracing for any sizes",
     "xla": "The masked mean on XLA",
 }
 

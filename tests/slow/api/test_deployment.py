@@ -17,15 +17,18 @@ import masked_dispatch as md
 from compiled_regions import masked, same
 from examples.demo.models import Autoencoder, Forecaster
 from fresh_processes import run_without_library
+from models_of_frames import MODELS as MODELS_OF_FRAMES
 from repository import ROOT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch's own LeafSpec, in export and its copies
 ]
 
-MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "Transformer": (Forecaster(length=8, horizon=3, width=8, heads=2, layers=1), (8,)),
-    "autoencoder": (Autoencoder(code=4, channels=2), (1, 8, 8)),
+# Each with the shape of an example, and that of the samples that it serves.
+MODELS: dict[str, tuple[nn.Module, tuple[int, ...], tuple[int, ...]]] = {
+    "Transformer": (Forecaster(length=8, horizon=3, width=8, heads=2, layers=1), (8,), (8,)),
+    "autoencoder": (Autoencoder(code=4, channels=2), (1, 8, 8), (1, 8, 8)),
+    "every other frame": (MODELS_OF_FRAMES["GELU"](), (21, 8), (30, 8)),
 }
 
 
@@ -44,11 +47,13 @@ def parts(x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module", params=MODELS)
 def exported(request: pytest.FixtureRequest) -> Exported:
     torch.manual_seed(0)
-    net, shape = MODELS[request.param]
+    net, shape, served = MODELS[request.param]
     net.eval()
-    batch = torch.export.Dim("batch", min=1, max=64)
-    program = md.export(net, (masked(2, *shape),), dynamic_shapes=({0: batch},))
-    x = masked(5, *shape)
+    sizes = {0: torch.export.Dim("batch", min=1, max=64)}
+    if served != shape:
+        sizes[1] = torch.export.Dim("length", min=8)
+    program = md.export(net, (masked(2, *shape),), dynamic_shapes=(sizes,))
+    x = masked(5, *served)
     with torch.no_grad():
         return Exported(program, (x.to_tensor(float("nan")), x.get_mask()), parts(net(x)))
 
