@@ -168,9 +168,9 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
     along = ["s" if d == 0 else known if d == dim else "-" for d in range(data.ndim)]
     there = positions < lengths.view(-1, *[1] * (data.ndim - 1))
     batch = as_padded(data if mask is None else as_masked_tensor(data, mask), there, "".join(along))
-    validity = batch._validity
-    if on_host is not None and on_host.device.type == "cpu" and mask is None and dim == 1 and validity is not None:
-        remember_lengths(validity, on_host.tolist())
+    padded_rows = mask is None and dim == 1
+    if padded_rows and on_host is not None and on_host.device.type == "cpu" and batch._validity is not None:
+        remember_lengths(batch._validity, on_host.tolist())
     return batch
 
 

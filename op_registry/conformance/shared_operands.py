@@ -29,12 +29,17 @@ def asked_once(stored: bool) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=256)  # every law asks, and what plain torch does is remembered by sample
-def call_under(kind: str, sample: Sample) -> Sample | None:
-    """The call for a kind of masks: under SHARED and ITSELF with operands alike; None if plain torch can't make it."""
+def call_under(kind: str, sample: Sample, any_shape: bool = True) -> Sample | None:
+    """The call for a kind of masks: under SHARED and ITSELF with operands alike; None if plain torch can't make it.
+
+    any_shape  whether operands may get other shapes. (Samples of a user's own operator are what its author means, and
+               what the oracle takes.)
+    """
     if kind not in (SHARED, ITSELF):
         return sample
     calls = _with_tensors_alike if kind == SHARED else _with_one_tensor
-    return next((call for call in _from(calls, sample) if plain_torch.forward(call).error is None), None)
+    tried = _from(calls, sample) if any_shape else filter(None, [calls(sample, _KEYS[2])])
+    return next((call for call in tried if plain_torch.forward(call).error is None), None)
 
 
 def _from(calls: Callable[[Sample, Key], Sample | None], sample: Sample) -> Iterator[Sample]:

@@ -203,7 +203,7 @@ def trials_of(
                 others = LAST_RESORTS if not whole and len(settings.masks) > 1 else ()
                 kinds = _first_with_valid_results(subject, sample, kinds, others, settings.seed)
             for kind in kinds:
-                call = call_under(kind, sample)
+                call = call_under(kind, sample, isinstance(operator, DatabaseOperator))
                 masks = None if call is None or kind in asked else masking(kind, call.tensors, settings.seed)
                 if call is not None and masks is not None:
                     asked.update({kind}.intersection(once))

@@ -63,6 +63,7 @@ def test_operands_become_alike_where_torch_accepts_it() -> None:
     assert square is not None
     assert [t.shape for t in square.tensors] == [(2, 2), (2, 2)]
     vector = call(x, torch.randn(3), fn=torch.mv)
+    assert call_under(SHARED, call(x, row), any_shape=False) is None  # of a user's operator: what its author means
     assert call_under(SHARED, vector) is None
     assert call_under(ITSELF, vector) is None
     assert call_under(ITSELF, call(torch.randn(()), torch.randn(()))) is None

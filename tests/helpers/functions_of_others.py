@@ -423,13 +423,13 @@ def has_tangents(function: Function) -> bool:
 
 # In some of the supported releases.
 BEFORE_BACKWARD = "torch/distributed/fsdp/_fully_shard/_fsdp_state.py RegisterPreBackwardFunction"
-CASES = {**BY_HAND, **CALLED}
 if hasattr(_fsdp_state, "RegisterPreBackwardFunction"):
-    CASES[BEFORE_BACKWARD] = Case(
+    CALLED[BEFORE_BACKWARD] = Case(
         lambda x, w: _fsdp_state.RegisterPreBackwardFunction.apply(_WITHOUT_A_GROUP, x),
         lambda x, w: x * 1,
         (torch.strided,),
     )
+CASES = {**BY_HAND, **CALLED}
 # Those of a jvp, which takes tangents of plain tensors.
 WITH_TANGENTS = {
     "two results",
