@@ -135,11 +135,6 @@ class Call:
         return (linear and self.elementwise) or self.moves
 
     @property
-    def ends_in_leaves(self) -> bool:
-        """Whether nobody asks what was reached: each operand is a leaf, and gets 0 where nothing was."""
-        return self.passes_zeros and all(operand.node is None or _is_of_leaf(operand.node) for operand in self.operands)
-
-    @property
     def keeping(self) -> bool:
         """Whether everything valid in its operand is reached if everything valid in its results is."""
         rule = self.rule
@@ -158,7 +153,9 @@ class Call:
     def needs(self, node: Any, grad: Tensor) -> bool:
         """Whether operands have to know what a gradient reached of the result with this node: not all, perhaps."""
         validity, pattern = node.validity, node.pattern
-        if self.ends_in_leaves:
+        zeros = self.passes_zeros
+        # (What was reached does not matter to a leaf that gets 0 where nothing was.)
+        if zeros and all(operand.node is None or _is_of_leaf(operand.node) for operand in self.operands):
             return False
         if type(grad) is MaskedTensor:
             own = grad._stored_validity if grad._family is None else grad._validity
@@ -174,7 +171,6 @@ class Call:
             return True
         if self.several or _recording():
             return True
-        zeros = None
         for operand in self.operands:
             other = operand.node
             if other is None:
@@ -182,10 +178,8 @@ class Call:
             stored_alike = other.pattern is pattern and other.order == node.order
             if stored_alike and (operand if pattern is None else other).validity is validity:
                 continue
-            if zeros is None:
-                if self.keeping:
-                    return False
-                zeros = self.passes_zeros
+            if self.keeping:
+                return False
             if pattern is not None or other.pattern is not None:
                 return True
             if zeros and _is_of_leaf(other):
