@@ -12,6 +12,7 @@ from masked_dispatch.torchax.internals import (
     has_array,
     import_torchax,
     mend_slice_scatter,
+    refuse_short,
     serve_modes,
     tensor_types,
 )
@@ -41,6 +42,7 @@ def enable() -> None:
         return
     serve_modes(torchax, claim, moved)
     mend_slice_scatter(torchax)
+    refuse_short(torchax)
     register_with_jax()
     readable.update(dict.fromkeys(kinds, has_array))
     wrappers.update(dict.fromkeys(kinds, (OnJax, DEVICE_IN_CPP)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+
+import jax.numpy as jnp
 import pytest
 import torch
 import torchax
@@ -99,6 +102,20 @@ def test_6_a_slice_of_a_last_dimension_is_not_differentiated_by_torchax_itself()
             assert torch.ops.aten.slice_scatter(x, row, -1, 0, 2).tolist() == [[1, 1, 0], [1, 1, 0]]
     finally:
         lowering.func = mended
+
+
+@pytest.mark.parametrize("name", ["_linalg_slogdet", "_linalg_solve_ex"])
+def test_7_a_lowering_returns_fewer_results_than_its_operator_has(name: str) -> None:
+    lowering = importlib.import_module("torchax.ops.jaten").__dict__["_aten_" + name]
+    array = jnp.eye(2)
+    given = (array,) if name == "_linalg_slogdet" else (array, array)
+    returned = len(getattr(torch.ops.aten, name).default._schema.returns)
+    assert len(lowering(*given)) < returned
+    internals.refuse_short(torchax)
+    with torchax.default_env():
+        x = torch.eye(2).to("jax")
+        with pytest.raises(torchax.tensor.OperatorNotFound, match=f"of aten.{name} returns too few"):
+            getattr(torch.ops.aten, name)(*(x,) * len(given))
 
 
 def test_another_release_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
