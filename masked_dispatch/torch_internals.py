@@ -83,9 +83,10 @@ They assume the following of the releases in versions.py; assumptions/ has a che
 45. ``x[i] = v`` writes a tensor v by assignments (``index_put_``, ``copy_``, ``fill_``); since 2.15 it also writes a
     number with ``masked_fill_`` or ``index_fill_``
 46. the operators of torch.distributed are in ``torch.ops.c10d``; since 2.15 gather_single calls one of its own
-47. the class method ``apply`` of ``torch.autograd.Function`` calls autograd functions; its node looks backward and jvp
-    up in its class's ``_forward_cls``, and may become a node of a derived class; Dynamo prepares the tracing of a
-    backward in ``AutogradFunctionApplyVariable.prepare_fn_vt``
+47. the class method ``apply`` of ``torch.autograd.Function`` calls autograd functions, and outside of functorch ends
+    with that of ``_FunctionBase``; a node looks backward and jvp up in its class's ``_forward_cls``, and may become a
+    node of a derived class; Dynamo prepares the tracing of a backward in
+    ``AutogradFunctionApplyVariable.prepare_fn_vt``
 48. torch.save writes its older file format in ``torch.serialization._legacy_save``, and torch.load reads it in
     ``_legacy_load``, as Python functions
 49. Dynamo has a list of files whose frames it leaves alone, and one of those whose functions it traces all the same
@@ -148,6 +149,10 @@ tree_flatten, tree_unflatten, tree_map = _pytree.tree_flatten, _pytree.tree_unfl
 broadcast_to_leaves: Callable[[Any, Any], list[Any] | None] = _pytree._broadcast_to_and_flatten
 
 
+# The class method with which an autograd function's own `apply` ends, outside of functorch.
+apply_outside_of_functorch: Any = torch._C._FunctionBase.__dict__["apply"]  # type: ignore[attr-defined]
+
+
 def under_transform() -> bool:
     """Whether a functorch transform (vmap, grad, jvp …) is running."""
     return transform_level() is not None
@@ -206,6 +211,11 @@ def remove_module_hook(handle: RemovableHandle) -> None:
     """Remove a hook on all modules, and torch's note that the hook took keyword arguments."""
     handle.remove()
     torch.nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
+
+
+def transform_or_forward_mode() -> bool:
+    """Whether a functorch transform is running, or forward-mode AD outside of functorch."""
+    return forward_ad._current_level >= 0 or transform_level() is not None
 
 
 def in_forward_mode() -> bool:

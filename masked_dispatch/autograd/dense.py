@@ -27,11 +27,13 @@ from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.messages import passed_to_torch_func
 from masked_dispatch.torch_internals import (
+    apply_outside_of_functorch,
     hidden_in_transform,
     in_forward_mode,
     plain_eager,
     recorded_as_constant,
     recording,
+    transform_or_forward_mode,
     under_transform,
 )
 from op_registry import MaskedSemanticsError
@@ -57,7 +59,13 @@ class Context(Protocol):
     def set_materialize_grads(self, value: bool) -> None: ...
 
 
-class Wrap(OwnFunction):
+class Boundary(OwnFunction):
+    """A function between masked and plain tensors: its `apply` omits what torch's does for functorch."""
+
+    apply = apply_outside_of_functorch
+
+
+class Wrap(Boundary):
     """Plain data and validity → masked tensor. Tangents are zero where invalid."""
 
     @staticmethod
@@ -87,7 +95,7 @@ class Wrap(OwnFunction):
         return Wrap.apply(fill_where_invalid(tangent, ctx.validity, 0), ctx.validity)
 
 
-class Unwrap(OwnFunction):
+class Unwrap(Boundary):
     """Masked tensor → its plain data, as stored. Tangents get the tensor's mask."""
 
     @staticmethod
@@ -117,7 +125,7 @@ class Unwrap(OwnFunction):
         return plain_gradient(tangent, ctx.validity)
 
 
-class Beside(OwnFunction):
+class Beside(Boundary):
     """A plain operand beside a masked one → the same data. What the call reached matters to its gradient too."""
 
     @staticmethod
@@ -189,7 +197,8 @@ def plain_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
     if torch.compiler.is_dynamo_compiling():  # compiled autograd: one operator in the graph
         return torch.ops.masked_dispatch.plain_gradient(grad, validity)
     if type(grad) is MaskedTensor and not grad.requires_grad and plain_eager():
-        return zero_where_invalid(grad._data, intersect(validity, savable_validity(grad)))
+        own = grad._stored_validity if grad._family is None else savable_validity(grad)
+        return zero_where_invalid(grad._data, intersect(validity, own))
     if isinstance(grad, MaskedTensor):
         record = unwrap(grad._stored_densely())
         return zero_where_invalid(record.data, intersect(validity, record.validity))
@@ -234,12 +243,15 @@ def data_under(grad: Tensor, validity: Tensor | None) -> Tensor:
 
 def unwrap(tensor: MaskedTensor) -> Dense:
     """The record that a rule sees; its data is connected to the autograd graph if derivatives are needed."""
-    check_usable(tensor, tensor._data)
+    eager = plain_eager() and not isinstance(tensor, InTransform)
+    if not eager:
+        check_usable(tensor, tensor._data)
     validity = savable_validity(tensor)
     if tensor.requires_grad and torch.is_grad_enabled():
-        check_not_captured(tensor)
+        if not eager:
+            check_not_captured(tensor)
         return Dense(Unwrap.apply(tensor, validity), validity, tensor._extent)
-    if in_forward_mode() and not under_transform():
+    if not eager and in_forward_mode() and not under_transform():
         return Dense(Unwrap.apply(tensor, validity), validity, tensor._extent)
     return Dense(tensor._data, validity, tensor._extent)
 
@@ -291,15 +303,18 @@ def check_not_captured(tensor: MaskedTensor) -> None:
 def wrap_record(record: Dense) -> MaskedTensor:
     """The masked tensor of a record that a rule returned."""
     data, validity = record.data, checked_validity(record)
-    if under_transform():
+    derived = transform_or_forward_mode()
+    if derived and under_transform():
         # The inner tensor carries the derivative: the fill stops gradients of invalid elements.
-        return with_extent(wrap_in_transform(fill_where_invalid(data, validity, 0), validity), record.extent)
-    if type(data) is not Tensor and traced_elsewhere(data):
-        data = fill_where_invalid(data, validity, 0)  # likewise
-    if (data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
-        result: MaskedTensor = Wrap.apply(data, validity)
-        return with_extent(result, record.extent)
-    return with_extent(wrap(data, validity), record.extent)
+        result: MaskedTensor = wrap_in_transform(fill_where_invalid(data, validity, 0), validity)
+    else:
+        if type(data) is not Tensor and traced_elsewhere(data):
+            data = fill_where_invalid(data, validity, 0)  # likewise
+        if derived or (data.requires_grad and torch.is_grad_enabled()):
+            result = Wrap.apply(data, validity)
+        else:
+            result = wrap(data, validity)
+    return result if record.extent is None else with_extent(result, record.extent)
 
 
 def checked_validity(record: Dense) -> Tensor | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.autograd.dense import (
+    Boundary,
     Context,
     check_not_captured,
     check_usable,
@@ -31,7 +32,6 @@ from masked_dispatch.torch_internals import in_forward_mode, under_transform
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.fill import fill_where_invalid, zero_where_invalid
-from op_registry.records.own_function import OwnFunction
 from op_registry.records.spread import broadcast_back
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.elementwise import align_to
@@ -49,7 +49,7 @@ class SparseContext(Context, Protocol):
     shape: torch.Size
 
 
-class SparseWrap(OwnFunction):
+class SparseWrap(Boundary):
     """Plain values → a masked tensor that stores them. Tangents are zero where a value is invalid."""
 
     @staticmethod
@@ -80,7 +80,7 @@ class SparseWrap(OwnFunction):
         return SparseWrap.apply(filled, ctx.validity, ctx.pattern, ctx.order)
 
 
-class SparseUnwrap(OwnFunction):
+class SparseUnwrap(Boundary):
     """A sparsely stored tensor, and what it stores → its values. Tangents are stored in the tensor's pattern."""
 
     @staticmethod

@@ -68,13 +68,13 @@ from masked_dispatch.torch_internals import (
     DispatchKeySet,
     aten_names,
     higher_order,
-    in_forward_mode,
     recording,
     redispatch,
     schema_of,
     serve_higher_order_operators,
     stands_for_value_of_graph,
     tracking_views_and_versions,
+    transform_or_forward_mode,
     under_transform,
     values_in_transform,
 )
@@ -441,7 +441,7 @@ def dual_kernel(op: OpOverload) -> Kernel:
 def install() -> None:
     """Install all kernels; the package calls this once, at import."""
     set_transform_probes(
-        lambda: under_transform() or in_forward_mode(),
+        transform_or_forward_mode,
         under_transform,
         recording,
         stands_for_value_of_graph,

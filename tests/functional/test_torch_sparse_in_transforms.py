@@ -116,7 +116,7 @@ def test_every_function_of_the_project_is_its_own_and_known_here() -> None:
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
-                if "OwnFunction" in bases:
+                if {"OwnFunction", "Boundary"} & {*bases} and node.name != "Boundary":
                     own.add(node.name)  # type: ignore[attr-defined]
                 elif "torch.autograd.Function" in bases:
                     others.add(f"{path.parent.name}/{path.name}")

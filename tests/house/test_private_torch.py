@@ -23,6 +23,7 @@ EXEMPT = (
     "masked_dispatch/compiler_internals.py",
     "masked_dispatch/distributed_internals.py",
     "masked_dispatch/engine_internals.py",
+    "masked_dispatch/torchax/internals.py",
     "masked_dispatch/assumptions/",
     "masked_dispatch/replacements.py",  # names what is replaced
     "op_registry/conformance/",
