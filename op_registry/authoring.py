@@ -35,6 +35,7 @@ from op_registry.dimensions.movements import ByArgument as ByArgument
 from op_registry.dimensions.movements import Indexed as Indexed
 from op_registry.dimensions.movements import Joined as Joined
 from op_registry.dimensions.movements import Loss as Loss
+from op_registry.dimensions.movements import Moved as Moved
 from op_registry.dimensions.movements import OfSizes as OfSizes
 from op_registry.dimensions.movements import OnDiagonal as OnDiagonal
 from op_registry.dimensions.movements import Repeated as Repeated
@@ -45,6 +46,7 @@ from op_registry.dimensions.sizes import known_in_forward as known_in_forward
 from op_registry.dimensions.sizes import known_to_hold as known_to_hold
 from op_registry.dimensions.slices import LastDims as LastDims
 from op_registry.dimensions.slices import Slices as Slices
+from op_registry.dimensions.views import Cut as Cut
 from op_registry.dimensions.views import Reshaped as Reshaped
 from op_registry.dimensions.views import View as View
 from op_registry.errors import InvalidValueError as InvalidValueError

@@ -141,7 +141,7 @@ def as_any_other(right: Callable[..., Any]) -> Callable[..., Any]:
     return follower
 
 
-@_way("windows that unfold reach into padding", slices, "unfolded", "unfold")
+@_way("windows that unfold reach into padding", samples, "in_whole_windows", "unfold")
 def all_windows(right: Callable[..., Any]) -> Callable[..., Any]:
     def follower(call: Bound, labels: Labels, run: Run) -> Any:
         outcome = right(call, labels, run)
@@ -174,7 +174,7 @@ def of_the_batch(right: Callable[..., Any]) -> Callable[..., Any]:
 
 @_way("is_causal counts in the batch", particular, "_same", "nn_functional_scaled_dot_product_attention")
 def any_layout(right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda a, b: True
+    return lambda operands: True
 
 
 @_way("an integral over one position is nothing", particular, "unite", "trapezoid")

@@ -201,7 +201,7 @@ class Ragged:
         )
         self.given = {name: t.detach() for name, t in call.tensors.items()}
         self._count_within_samples()
-        at_the_end = call.named.get("index", 0) < 0
+        at_the_end = any(not part.kept and part.start < 0 for parts in labels.cuts for part in parts)
         gone = draw.side != "right" and any(axes.positions not in dims for dims in labels.results)
         if axes.role == "selected" and (at_the_end or gone):
             raise NoBatch("an index counts in the batch")
@@ -231,14 +231,8 @@ class Ragged:
 
     def _counts(self, name: str) -> bool:
         """Whether the values of an operand are positions of the padded dimension: it is an index, or a class."""
-        tensor, role = self.given[name], self.axes.role
-        if tensor.dtype not in (torch.int64, torch.int32):
-            return False
-        first = next(iter(self.labels.operands.values()))
-        along = (role == "indexed" and self.axes.positions in first) or (
-            name == "target" and role in ("contracted", "each")
-        )
-        return along and name.startswith(("ind", "target"))
+        is_index = self.given[name].dtype in (torch.int64, torch.int32)
+        return is_index and self.axes.positions in self.labels.counts.get(name, ())
 
     def _place(self, name: str) -> tuple[int | None, int | None]:
         """The dimensions of an operand that number samples and positions."""

@@ -40,9 +40,11 @@ class Equation(Dimensions):
 
     A list of tensors has one term, for each of them. Of several equations, the first holds that fits the ranks of the
     operands and, where several do, their sizes. `sizes` has the arguments (or numbers) that are sizes of parts of
-    merged dimensions; the other keywords are roles, with the letters that have them::
+    merged dimensions, and `counts` the arguments that count indices, with the letters of these; the other keywords are
+    roles, with the letters that have them::
 
         Equation("*(gc)x,(go)ci,(go)->*(go)x", window="x", sizes={"g": "groups"})
+        Equation("nc,n->n", counts={"target": "c"})
 
     Raises ValueError for a text that is none.
     """
@@ -50,8 +52,15 @@ class Equation(Dimensions):
     equations: tuple[str, ...]
     sizes: tuple[tuple[str, str | int], ...]
     roles: tuple[tuple[Role, str], ...]
+    counts: tuple[tuple[str, str], ...]
 
-    def __init__(self, *equations: str, sizes: Mapping[str, str | int] | None = None, **roles: str) -> None:
+    def __init__(
+        self,
+        *equations: str,
+        sizes: Mapping[str, str | int] | None = None,
+        counts: Mapping[str, str] | None = None,
+        **roles: str,
+    ) -> None:
         for equation in equations:
             left, arrow, right = equation.partition("->")
             terms = left.split(",")
@@ -68,6 +77,7 @@ class Equation(Dimensions):
         object.__setattr__(self, "equations", equations)
         object.__setattr__(self, "sizes", tuple((sizes or {}).items()))
         object.__setattr__(self, "roles", tuple(roles.items()))
+        object.__setattr__(self, "counts", tuple((counts or {}).items()))
 
     def __str__(self) -> str:
         left, _, right = self.equations[0].partition("->")
@@ -125,7 +135,8 @@ def _labels_of_equations(stated: Equation, names: tuple[str, ...], given: tuple[
                 for name, term, rank in each
                 for n, one in enumerate(rank if isinstance(rank, tuple) else ())
             ]
-            found = _labels_of([e for e in each if e[0] in terms] + listed, right.split(","), roles)  # type: ignore[arg-type]
+            given: list[Any] = [e for e in each if e[0] in terms] + listed
+            found = _labels_of(given, right.split(","), roles, stated.counts)
             if found is not None:
                 fitting.append(found)
     return fitting
@@ -142,7 +153,10 @@ def _sizes_agree(labels: Labels, tensors: Mapping[str, Any]) -> bool:
 
 
 def _labels_of(
-    terms: Sequence[tuple[str, str, int | None]], results: Sequence[str], roles: Mapping[Label, Role]
+    terms: Sequence[tuple[str, str, int | None]],
+    results: Sequence[str],
+    roles: Mapping[Label, Role],
+    counts: Sequence[tuple[str, str]],
 ) -> Labels | None:
     stated, starred = dict(roles), set()
     batch = 0
@@ -180,7 +194,7 @@ def _labels_of(
             inferred |= dict.fromkeys([f"{name}.{n}" for n in range(rank or 0)], "parameter")
     added = tuple(name for name, term, rank in terms if term == ADDED and rank is not None)
     roles = inferred | {a: role for a, role in stated.items() if a in every}
-    return Labels(operands, outcomes, roles, added=added)
+    return Labels(operands, outcomes, roles, added=added, counts={name: (*labels,) for name, labels in counts})
 
 
 def _mixes(label: Label, kept: Collection[Label]) -> bool:

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from torch._ops import OpOverload
 
+from op_registry.dimensions.sizes import known_to_hold
+
 # A letter of an equation, or another name; a negative number for a dimension that broadcasts, counted from the last one
 # of those; None for a dimension of size 1 that an operator makes or keeps.
 Label = str | int | None
@@ -17,8 +19,8 @@ Dimension = Label | tuple[Label, ...]
 # What an operator does along a label that is not batch: it sums products over it (contracted); one result takes the
 # place of all its elements (reduced); each element has a result (each); results come in order at the front (front); it
 # goes step by step (scanned); it reads windows (window); it moves elements (moved), takes some of them (selected), puts
-# operands one behind the other (joined), reads or writes at computed positions (indexed). `new`: no operand has it;
-# `parameter`: results may depend on all of it.
+# operands one behind the other (joined), reads or writes at computed positions (indexed), does with each what its index
+# says (counted). `new`: no operand has it; `parameter`: results may depend on all of it.
 Role = Literal[
     "contracted",
     "reduced",
@@ -30,6 +32,7 @@ Role = Literal[
     "selected",
     "joined",
     "indexed",
+    "counted",
     "new",
     "parameter",
 ]
@@ -38,6 +41,72 @@ Role = Literal[
 def atoms(dimension: Dimension) -> tuple[Label, ...]:
     """The labels that a dimension has."""
     return dimension if isinstance(dimension, tuple) else (dimension,)
+
+
+TO_THE_END = 2**62
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a dimension that a result shows, with bounds as the caller wrote them: negative ones from the end.
+
+    kept  whether the dimension is kept; otherwise the result shows the index `start`
+    """
+
+    label: Label
+    start: int = 0
+    stop: int = TO_THE_END
+    step: int = 1
+    kept: bool = True
+
+    @property
+    def left_out(self) -> int:
+        """How many positions it leaves out, in front and by a bound from the end."""
+        front = 0 if known_to_hold(self.start < 0) else self.start
+        return front + (-self.stop if self.ends_early else 0)
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether it leaves out positions at the end."""
+        return known_to_hold(self.stop < 0)
+
+    def of(self, size: int) -> slice:
+        """The part of a dimension of this size, without negative bounds."""
+        start, stop = _bound(self.start, size), _bound(self.stop, size)
+        return slice(start, start if known_to_hold(stop < start) else stop, self.step)
+
+    def is_whole(self, size: int) -> bool:
+        """Whether it shows each index of a dimension of this size, in order."""
+        if not self.kept:
+            return False
+        part = self.of(size)
+        all_of_it = known_to_hold(part.start == 0) and known_to_hold(part.stop == size)
+        return all_of_it and (self.step == 1 or known_to_hold(size == 1))
+
+    def written(self, dim: int) -> str:
+        """The part as code, of dimension `dim`."""
+        bound = "" if self.stop >= TO_THE_END else self.stop
+        inside = f"{self.start or ''}:{bound}{'' if self.step == 1 else f':{self.step}'}" if self.kept else self.start
+        return f"x[{':, ' * dim}{inside}]"
+
+
+def _bound(bound: int, size: int) -> int:
+    """A bound of a slice, counted from the front; sizes of graphs are compared as torch's own slices compare them."""
+    if known_to_hold(bound < 0):
+        return 0 if known_to_hold(bound + size <= 0) else bound + size
+    return size if bound is TO_THE_END or known_to_hold(bound >= size) else bound
+
+
+@dataclass(frozen=True)
+class Window:
+    """Windows along a dimension, each of which lies in it: the number of indices from one to the next, and of one."""
+
+    size: int
+    step: int = 1
+
+    def count(self, length: int) -> int:
+        """How many windows lie in so many positions."""
+        return (length - self.size) // self.step + 1
 
 
 @dataclass(frozen=True)
@@ -49,6 +118,11 @@ class Labels:
     roles     the role of each label that is not batch
     sizes     the sizes of labels that are parts of merged dimensions, where no tensor has them alone
     added     the operands that are added to a contraction
+    cuts      of each result, the parts of dimensions that it shows, the last dimension first
+    moves     the labels along which elements change places, in order: each by how many further, round the end; None:
+              their order is reversed
+    windows   the windows along a label, where each lies in the dimension
+    counts    the labels whose indices an argument counts, by its name: an index, a class, ``is_causal``
     """
 
     operands: Mapping[str, tuple[Dimension, ...]]
@@ -56,6 +130,10 @@ class Labels:
     roles: Mapping[Label, Role] = field(default_factory=dict)
     sizes: Mapping[Label, int] = field(default_factory=dict)
     added: tuple[str, ...] = ()
+    cuts: tuple[tuple[Part, ...], ...] = ()
+    moves: tuple[tuple[Label, int | None], ...] = ()
+    windows: Mapping[Label, Window] = field(default_factory=dict)
+    counts: Mapping[str, tuple[Label, ...]] = field(default_factory=dict)
 
     @functools.cached_property
     def is_sum_of_products(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from op_registry.dimensions.labels import (
     Label,
     Labels,
     Role,
+    Window,
     atoms,
     batch_labels,
     counted_from_the_end,
@@ -30,9 +31,16 @@ from op_registry.dimensions.sizes import known_to_hold
 
 @dataclass(frozen=True)
 class Unknown(Dimensions):
-    """Nothing is stated, for a reason."""
+    """Nothing is stated of the dimensions, for a reason.
+
+    reads   the operands of which it reads what is valid, and gives one result for all of it: each with the dimensions
+            along which it does so (None: all)
+    counts  whether its other arguments count from the first index, as lengths do
+    """
 
     why: str
+    reads: tuple[tuple[str, tuple[int, ...] | None], ...] = ()
+    counts: bool = False
 
     words = "nothing is stated: {why}"
 
@@ -89,6 +97,8 @@ class Along(Dimensions):
 
     role  what the operator does along them; None: nothing, they are batch
     more  how many dimensions the result has after those of the operands
+    size  of windows that lie in the dimension as wholes, how many indices each has, and `step` how many lie from one to
+          the next (none: 1); or the arguments that say so
 
     An operand of one dimension lies along them.
     """
@@ -96,6 +106,8 @@ class Along(Dimensions):
     role: Role | None
     dim: str = "dim"
     more: int = 0
+    size: str | int | None = None
+    step: str | None = None
 
     needs = ("{dim}",)
 
@@ -116,10 +128,57 @@ class Along(Dimensions):
         if self.role is not None:
             roles |= dict.fromkeys(along, self.role)
         result = tuple(a for a in labels if self.role != "reduced" or a not in along) + new
-        return Labels(operands, (result,) * number_of_results(op), roles)
+        windows: dict[Label, Window] = {}
+        if self.size is not None:
+            given = (
+                self.size if isinstance(self.size, int) else named[self.size],
+                named[self.step] if self.step else 1,
+            )
+            sizes, steps = (_each(value, len(along)) for value in given)
+            windows = {a: Window(*window) for a, *window in zip(along, sizes, steps, strict=True)}
+        return Labels(operands, (result,) * number_of_results(op), roles, windows=windows)
 
     def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
         return counted_from_the_end(named, self.dim)
+
+
+def _each(value: int | Sequence[int] | None, count: int) -> list[Any]:
+    """What an argument has for each of several dimensions: a number holds for all."""
+    return list(value) if isinstance(value, (list, tuple)) else [value] * count
+
+
+@dataclass(frozen=True)
+class Moved(Dimensions):
+    """Elements that change places along the dimensions that an argument names: their order is reversed.
+
+    by  the argument with how many indices further they move, round the end of the dimension, in their order
+    """
+
+    dim: str = "dims"
+    by: str | None = None
+
+    needs = ("{dim}",)
+
+    def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
+        found = Along("moved", self.dim).labels(op, named)
+        if found is None or named[self.dim] in ([], ()):  # (roll takes the elements of all dimensions, then)
+            return found
+        dims = _each(named[self.dim], 1)
+        labels = next(iter(found.operands.values()))
+        shifts = _each(self.by and named[self.by], len(dims))
+        return replace(found, moves=tuple((labels[d], n) for d, n in zip(dims, shifts, strict=True)))
+
+    def some(self, named: Mapping[str, Any], which: Sequence[int]) -> dict[str, Any]:
+        """The arguments of a call that makes these of its moves."""
+        lists = {name: named[name] for name in (self.dim, self.by) if name is not None}
+        return {name: [v[n] for n in which] if isinstance(v, (list, tuple)) else v for name, v in lists.items()}
+
+    def from_the_end(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        return counted_from_the_end(named, self.dim)
+
+    def __str__(self) -> str:
+        how = "in reversed order" if self.by is None else f"moved by `{self.by}`"
+        return f"{how} along `{self.dim}`; other dimensions are batch"
 
 
 @dataclass(frozen=True)
@@ -264,7 +323,8 @@ class Indexed(Dimensions):
         roles: dict[Label, Role] = dict.fromkeys(elsewhere, "indexed")
         if self.writes:
             roles |= dict.fromkeys([label for label in there if label not in labels], "indexed")
-        return Labels({first: labels} | operands, (labels if self.writes else there,), roles)
+        counts: dict[str, tuple[Label, ...]] = {"index": (along,)}
+        return Labels({first: labels} | operands, (labels if self.writes else there,), roles, counts=counts)
 
 
 @dataclass(frozen=True)
@@ -281,6 +341,7 @@ class AtIndices(Dimensions):
         tensors, first = tensors_in(op, named), op._schema.arguments[0].name
         labels = batch_labels(tensors[first].ndim)
         operands: dict[str, tuple[Label, ...]] = {first: labels}
+        counts: dict[str, tuple[Label, ...]] = {}
         indexed: list[int] = []
         width = at = 0
         for n, index in enumerate(named["indices"]):
@@ -289,6 +350,7 @@ class AtIndices(Dimensions):
                 is_mask = index.dtype in (torch.bool, torch.uint8)
                 indexed += range(at, at + covered)
                 width = max(width, 1 if is_mask else index.ndim)
+                counts |= {} if is_mask else {f"indices[{n}]": labels[at : at + 1]}
                 places = batch_labels(index.ndim)
                 operands[f"indices[{n}]"] = tuple(f"{'mask' if is_mask else 'position'}{d}" for d in places)
             at += covered
@@ -300,8 +362,9 @@ class AtIndices(Dimensions):
         masks = [a for dims in operands.values() for a in dims if str(a).startswith("mask")]
         roles |= dict.fromkeys([*masks, *(new if masks or "values" in tensors else ())], "indexed")
         if "values" not in tensors:
-            return Labels({**operands}, (shown,), roles)
-        return Labels({**operands, "values": shown[len(shown) - tensors["values"].ndim :]}, (labels,), roles)
+            return Labels({**operands}, (shown,), roles, counts=counts)
+        operands["values"] = shown[len(shown) - tensors["values"].ndim :]
+        return Labels({**operands}, (labels,), roles, counts=counts)
 
 
 @dataclass(frozen=True)

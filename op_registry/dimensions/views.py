@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,22 +18,29 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.dimensions.labels import Dimension, Dimensions, Label, Labels, Role, batch_labels, tensors_in
+from op_registry.dimensions.labels import (
+    TO_THE_END,
+    Dimension,
+    Dimensions,
+    Label,
+    Labels,
+    Part,
+    Role,
+    batch_labels,
+    tensors_in,
+)
 from op_registry.dimensions.sizes import known_to_hold
 
 aten = torch.ops.aten
 # Strides of a tensor that tell its dimensions apart, whatever their sizes.
 _PRIMES = tuple(n for n in range(1_000_003, 1_000_400, 2) if all(n % d for d in range(3, 1_001, 2)))
-# Views whose copies have another name, and overloads whose name differs from that of what writes to them.
-_VIEWS = {"narrow_copy": "narrow", "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes"}
-_OVERLOADS = {"select": "int", "slice": "Tensor", "split": "Tensor"}
 
 
 @dataclass(frozen=True)
 class View(Dimensions):
     """A view or its copy: which dimension goes where is read off the strides of a view without memory.
 
-    The operator may also write to such a view (``select_scatter``).
+    The operator may also write to such a view (``diagonal_scatter``).
     """
 
     words = "a view: each dimension goes where its stride does"
@@ -44,13 +51,15 @@ class View(Dimensions):
         given = [(a.name, named[a.name]) for a in view._schema.arguments[1:] if a.name in named]
         if view in _OF_ANY_SIZE:
             # (a graph need not work out the sizes of a view: operators on sizes that are symbols take long)
-            plain = [(name, 0 if name == "index" else tuple(v) if isinstance(v, list) else v) for name, v in given]
+            plain = [(name, tuple(v) if isinstance(v, list) else v) for name, v in given]
             labels, dims, roles = _remembered(view, tuple(1 if _is_one(s) else 2 for s in shape), tuple(plain))
         else:
             labels, dims, roles = _read_off(view, shape, given)
         if others:
             return Labels({first: labels, others[0]: dims[0]}, (labels,), roles)
-        return Labels({first: labels}, dims, roles)
+        ones = [label for label, size in zip(labels, shape, strict=True) if known_to_hold(size == 1)]
+        cuts = tuple(tuple(Part(a, kept=False) for a in reversed(ones) if a not in shown) for shown in dims)
+        return Labels({first: labels}, dims, roles, cuts=cuts)
 
 
 Read = tuple[tuple[Label, ...], tuple[tuple[Label, ...], ...], dict[Label, Role]]
@@ -73,9 +82,7 @@ def _read_off(view: OpOverload, shape: Sequence[int], given: Sequence[tuple[str,
 
 _remembered = functools.lru_cache(maxsize=1024)(_read_off)
 # Views whose labels depend on no size but 1, and on no index.
-_OF_ANY_SIZE = frozenset(
-    (aten.permute.default, aten.transpose.int, aten.t.default, aten.unsqueeze.default, aten.select.int)
-)
+_OF_ANY_SIZE = frozenset((aten.permute.default, aten.transpose.int, aten.t.default, aten.unsqueeze.default))
 
 
 def _is_one(size: int) -> bool:
@@ -100,11 +107,8 @@ def _is_whole(label: Label, size: int, stride: int, view: Tensor, dims: Sequence
 @functools.lru_cache(maxsize=256)
 def _view_of(op: OpOverload) -> OpOverload:
     """The view that an operator is, copies or writes to."""
-    name = op._schema.name.removeprefix("aten::")
-    view = _VIEWS.get(name, re.sub("_(copy|scatter)$", "", name))
-    packet = getattr(torch.ops.aten, view)
-    named = op._overloadname in packet.overloads() and view not in _OVERLOADS
-    return getattr(packet, op._overloadname if named else _OVERLOADS.get(view, "default"))
+    packet = getattr(torch.ops.aten, re.sub("_(copy|scatter)$", "", op._schema.name.removeprefix("aten::")))
+    return getattr(packet, op._overloadname if op._overloadname in packet.overloads() else "default")
 
 
 def _labels_by_strides(view: Tensor, labels: Sequence[Label]) -> tuple[Label, ...]:
@@ -127,6 +131,70 @@ def _labels_by_strides(view: Tensor, labels: Sequence[Label]) -> tuple[Label, ..
         )
         found.append(f"new{n}" if label is None and not one else label)
     return tuple(reversed(found))
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+@dataclass(frozen=True)
+class Cut(View):
+    """A part of the dimension that the argument `dim` names, or several parts: a view or a copy.
+
+    start, stop, step  the arguments with the bounds of the part, as those of a slice
+    length             the argument with the size of the part, in place of `stop`
+    index              the argument with the one index that is shown, without the dimension
+    sizes              the argument with the sizes of parts one behind the other, or with one size of all
+
+    An operator need not have all of these. Without any, each index is shown by itself, without the dimension (unbind).
+    The operator may also write to the part: its second tensor has the dimensions of that.
+    """
+
+    dim: str = "dim"
+    start: str | None = None
+    stop: str | None = None
+    step: str | None = None
+    length: str | None = None
+    index: str | None = None
+    sizes: str | None = None
+
+    words = "a part of dimension `{dim}`; other dimensions are batch"
+    needs = ("{dim}",)
+
+    def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
+        (first, x), *others = tensors_in(op, named).items()
+        if not -x.ndim <= named[self.dim] < x.ndim:
+            return None
+        labels = batch_labels(x.ndim)
+        label, size = labels[named[self.dim]], x.shape[named[self.dim]]
+        parts = list(self._parts(named, label, size))
+        shown = [tuple(a for a in labels if part.kept or a != label) for part in parts]
+        roles: dict[Label, Role] = {} if all(part.is_whole(size) for part in parts) else {label: "selected"}
+        cuts = tuple((part,) for part in parts)
+        if others:
+            return Labels({first: labels, others[0][0]: shown[0]}, (labels,), roles, cuts=cuts)
+        return Labels({first: labels}, tuple(shown), roles, cuts=cuts)
+
+    def _parts(self, named: Mapping[str, Any], label: Label, size: int) -> Iterator[Part]:
+        if self.sizes is not None:
+            each = named[self.sizes]
+            if isinstance(each, (list, tuple)):
+                borders = list(itertools.accumulate(each, initial=0))
+            else:
+                count = max(int((size + each - 1) // each), 1) if each else 1
+                borders = [*(n * each for n in range(count)), size]
+            yield from (Part(label, a, b) for a, b in itertools.pairwise(borders))
+        elif self.index in named:
+            yield Part(label, named[self.index or ""], kept=False)
+        elif self.start is None and self.stop is None:
+            yield from (Part(label, n, kept=False) for n in range(size))
+        else:
+            start, stop, step = (named.get(a) for a in (self.start, self.stop, self.step))
+            start = start or 0
+            if self.length is not None:
+                stop = start + named[self.length]
+                stop = None if known_to_hold(start < 0) and known_to_hold(stop >= 0) else stop
+            at_the_end = stop is None or (type(stop) is int and stop >= TO_THE_END)
+            yield Part(label, start, TO_THE_END if at_the_end else stop, step or 1)
 
 
 # ------------------------------------------------------------------------------------------------------------- regroups

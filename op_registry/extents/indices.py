@@ -195,7 +195,7 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
         return _in_order(call, labels, run)
     _check_counts(call, labels, records)
     _check_meetings(call, labels, records)
-    if isinstance(call.rule.dims, View) and slices.hides_ends(call, record):
+    if isinstance(call.rule.dims, View) and slices.hides_ends(call, labels, record):
         raise refuse(call, "bounds from the end are each sample's own in views alone: write x[:, a:-b] = value")
     result: Dense = call.applied(run)
     others = {n: r for n, r in records.items() if n != first and r.extent is not None and r.extent.factors}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions.labels import Labels
+from op_registry.dimensions.labels import Labels, atoms
+from op_registry.dimensions.movements import Unknown
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.factors import (
     Factor,
@@ -23,7 +24,7 @@ from op_registry.extents.factors import (
     where_all,
     with_size,
 )
-from op_registry.extents.follow import any_stored, depends_at, followed, records_of, refuse, without
+from op_registry.extents.follow import any_stored, followed, records_of, refuse, without
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import assert_when_run, may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect, unite
@@ -31,46 +32,34 @@ from op_registry.rule import Run, packet_name
 from op_registry.sparse.record import NotLowered
 
 
-def triangle(call: Bound, labels: Labels, run: Run) -> Any:
-    """tril and triu: rows and columns count from 0, as samples do that begin there."""
-    record = next(iter(records_of(call).values()))
-    if not all(is_prefix(f.along[d]) for f in factors_of(record) for d in f.positions if d >= record.ndim - 2):
-        raise refuse(call, "it counts rows and columns from 0, where samples do not begin; see masked_dispatch.align")
-    return followed(call, labels, call.applied(run))
+def check_counts(call: Bound, labels: Labels) -> None:
+    """Refuse what counts positions from 0 along dimensions where samples do not begin there.
+
+    An argument may count them of several operands, as ``is_causal`` does queries and keys: then it is enough that all
+    have their samples at the same places. (Packed rows are compared by their places in the sample.)
+    """
+    records = records_of(call)
+    own = {a for a, role in labels.roles.items() if role == "counted"}
+    counted = {"": own} | {n: {*counts} for n, counts in labels.counts.items() if call.named.get(n) is True}
+    for name, of in counted.items():
+        given = []
+        for operand, record in records.items():
+            dims = [d for d, dim in enumerate(labels.operands[operand]) if not of.isdisjoint(atoms(dim))]
+            if not name or (len(dims) == 1 and isinstance(record, Dense)):
+                given.append([(f, d) for f in factors_of(record) for d in f.positions if d in dims])
+        if all(is_prefix(f.along[d]) for factors in given for f, d in factors):
+            continue
+        if not name or not _same([[f for f, _ in factors] for factors in given]):
+            what = f"{name} counts positions" if name else "it counts positions"
+            raise refuse(call, f"{what} from 0, where samples do not begin; see masked_dispatch.align")
 
 
-def attended(call: Bound, labels: Labels, run: Run) -> Any:
-    """Attention: with is_causal, a query may attend to the keys up to its own place in the sample."""
-    if call.named.get("is_causal"):
-        query, *others = (_places(call.named[name]) for name in ("query", "key", "value"))
-        given = [p for p in (query, *others) if p is not None]
-        in_front = all(is_prefix(f.along[-2]) for p in given for f in p)
-        if not in_front and not all(_same(query, other) for other in others):
-            raise refuse(
-                call, "is_causal counts queries and keys from 0, where samples do not begin; see masked_dispatch.align"
-            )
-    return followed(call, labels, call.applied(run))
-
-
-def crossed(call: Bound, labels: Labels, run: Run) -> Any:
-    """cross: its three positions are coordinates, which a sample has all or none of."""
-    if depends_at(call, labels, "each"):
-        raise refuse(call, "a vector that lies in padding in part has no product; it is not the sample's own")
-    return followed(call, labels, call.applied(run))
-
-
-def _places(record: Any) -> list[Factor] | None:
-    """The factors of queries or keys that number them."""
-    if not isinstance(record, Dense):
-        return None
-    return [f for f in factors_of(record) if record.ndim - 2 in f.positions] or None
-
-
-def _same(a: list[Factor] | None, b: list[Factor] | None) -> bool:
-    if a is None or b is None:
+def _same(operands: Sequence[Sequence[Factor]]) -> bool:
+    """Whether the factors of each operand say the same."""
+    if not all(operands):
         return False
-    first, second = where_all(a), where_all(b)
-    return first is second or (first.shape == second.shape and torch.equal(first, second))
+    first, *others = map(where_all, operands)
+    return all(first is other or (first.shape == other.shape and torch.equal(first, other)) for other in others)
 
 
 def check_lengths(call: Bound) -> None:
@@ -110,9 +99,10 @@ def listed_classes(call: Bound, labels: Labels, run: Run) -> Any:
 
 
 def integrated(call: Bound, labels: Labels, run: Run) -> Any:
-    """trapezoid: intervals between neighbours; the integral over one position or none is 0, as torch has it."""
-    record = next(iter(records_of(call).values()))
-    dim = call["dim"] % record.ndim
+    """Sums over the intervals between neighbours: over one position or none they are 0, as torch has it."""
+    name, record = next(iter(records_of(call).items()))
+    ((label, window),) = labels.windows.items()
+    dim = labels.operands[name].index(label)
     known = [as_positions(f.along[dim]) for f in factors_of(record) if f.along[dim] is not None]
     if not all(isinstance(along, Positions) and along.contiguous for along in known):
         raise refuse(
@@ -121,7 +111,7 @@ def integrated(call: Bound, labels: Labels, run: Run) -> Any:
     result: Dense = call.applied(run)
     counted: Tensor | None = along_dim(record, dim)
     if counted is not None and result.validity is not None:
-        few = as_int8(counted.expand(with_size(counted.shape, dim, record.shape[dim])).sum(dim) <= 1)
+        few = as_int8(counted.expand(with_size(counted.shape, dim, record.shape[dim])).sum(dim) < window.size)
         others = conjunction(without(record, [dim]))  # (whether the row is there)
         few = few if others is None else intersect(few, others.narrow(dim, 0, 1).squeeze(dim))
         data = torch.where(as_bool(result.validity), result.data, 0)
@@ -129,43 +119,18 @@ def integrated(call: Bound, labels: Labels, run: Run) -> Any:
     return followed(call, labels, result)
 
 
-# Operators whose dimensions cannot be stated, which read along some dimensions of an operand what is valid, and give
-# one result for all of it: their operands, each with those dimensions (None: all of them).
-_READ: Mapping[str, Mapping[str, Collection[int] | None]] = {
-    "pack_padded_sequence": {"input": (0, 1)},
-    "embedding_bag": {"indices": None, "per_sample_weights": None},
-    "ctc_loss": {"log_probs": (0, 1), "targets": None},
-}
-
-
-# Of these, the ones whose lengths count positions from the first index.
-_COUNTING = ("ctc_loss",)
-
-
 def reads_what_is_valid(call: Bound) -> bool:
     """Whether what is not there is what the call does not read: padding in bags, steps after a sample's last."""
-    name_of_op = packet_name(call.op).removeprefix("_")
-    read = _READ.get(name_of_op, {})
+    dims = call.rule.dims
+    if not isinstance(dims, Unknown):
+        return False
+    read, counting = dict(dims.reads), dims.counts
     extents = {name: r.extent for name, r in records_of(call).items() if r.extent is not None}
     factors = [(name, f) for name, extent in extents.items() for f in extent.factors]
     if not all(name in read and (read[name] is None or {*f.depends} <= {*(read[name] or ())}) for name, f in factors):
         return False
-    if name_of_op in _COUNTING and not all(is_prefix(f.along[d]) for _, f in factors for d in f.positions):
+    if counting and not all(is_prefix(f.along[d]) for _, f in factors for d in f.positions):
         raise refuse(
             call, "its lengths count from the start of the batch, where samples do not begin; see masked_dispatch.align"
         )
     return True
-
-
-BY_NAME: Mapping[str, Callable[[Bound, Labels, Run], Any]] = {
-    "cross": crossed,
-    "linalg_cross": crossed,
-    "tril": triangle,
-    "triu": triangle,
-    "scaled_dot_product_attention": attended,
-    "_scaled_dot_product_attention_math": attended,
-    "_scaled_dot_product_flash_attention_for_cpu": attended,
-    "multilabel_margin_loss": listed_classes,
-    "trapezoid": integrated,
-    "trapz": integrated,
-}

@@ -26,7 +26,7 @@ from op_registry.extents.follow import (
 )
 from op_registry.extents.regroup import begins_elsewhere
 from op_registry.extents.remembered import remembered
-from op_registry.laws.categories import ASSIGNMENT, CHOICE, QUERY, RECURRENT, REFUSED
+from op_registry.laws.categories import ASSIGNMENT, CHOICE, ELEMENTWISE, QUERY, RECURRENT, REFUSED
 from op_registry.laws.whole_slices import WHOLE_SLICES
 from op_registry.records.dense import Dense
 from op_registry.rule import Rule, Run, packet_name
@@ -79,6 +79,7 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
         )
     if not isinstance(rule.dims, View):  # (which combines nothing)
         check_joined(labels, given_of(records_of(call)), sizes_of(call, labels), rule.name)
+    particular.check_counts(call, labels)
     follower = _follower(call, labels)
     if follower in _ON_DENSE and any_stored(call):
         raise NotLowered("it works within each sample, on dense storage")
@@ -112,19 +113,22 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         return samples.sorted_to_the_front
     if "window" in labels.roles.values() and _has_windows_of_its_own(call, labels):
         raise refuse(call, "windows of each sample's own size would give results of other sizes")
-    if call.rule.name.startswith("unfold") and depends_at(call, labels, "window"):
-        return slices.unfolded
+    if labels.windows and depends_at(call, labels, "window"):
+        return samples.in_whole_windows
     if "window" in roles:
         return samples.windowed
     if category is WHOLE_SLICES and roles - {None}:
         raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")
     if category is RECURRENT and roles & {"contracted", "each"}:
         raise refuse(call, "its features, or its layers, would differ from sample to sample")
-    if packet_name(call.op).endswith("_cell"):
+    if category is RECURRENT and "scanned" not in labels.roles.values():
         return states.of_cell
-    special = particular.BY_NAME.get(packet_name(call.op))
-    if special is not None:
-        return special
+    if category is ELEMENTWISE and depends_at(call, labels, "each"):
+        raise refuse(call, "a vector that lies in padding in part has no product; it is not the sample's own")
+    if "reduced" in map(labels.roles.get, labels.windows):
+        return particular.integrated
+    if call.rule.name == "multilabel_margin_loss":
+        return particular.listed_classes
     if roles & {"parameter", "indexed", "selected"}:
         raise refuse(call, "it may read positions of other samples")
     return _ordinary
@@ -157,6 +161,6 @@ def _ordinary(call: Bound, labels: Labels, run: Run) -> Any:
 
 
 # What moves elements of dense records.
-_ON_DENSE = frozenset({samples.windowed, slices.unfolded})
+_ON_DENSE = frozenset({samples.windowed, samples.in_whole_windows})
 # What knows of which steps its results are states.
 _OF_STATES = frozenset({joins.joined, joins.unsqueezed, samples.chosen, slices.selected, states.of_cell})

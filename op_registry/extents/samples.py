@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions.labels import Dimension, Label, Labels
+from op_registry.dimensions.labels import Dimension, Label, Labels, Window
+from op_registry.dimensions.movements import Moved
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import joins, regroup, states, stored
 from op_registry.extents.combine import check_holds, combined
-from op_registry.extents.ends import hand_on
+from op_registry.extents.ends import hand_on, keeps_all
 from op_registry.extents.factors import (
     SAMPLES,
     Extent,
@@ -42,6 +44,7 @@ from op_registry.extents.factors import (
     without_order,
 )
 from op_registry.extents.follow import (
+    Outcome,
     any_stored,
     carried_to,
     followed,
@@ -59,7 +62,7 @@ from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect
-from op_registry.rule import InsideRule, Rule, Run, packet_name
+from op_registry.rule import InsideRule, Rule, Run
 from op_registry.sparse.permuted import AnyRecord
 from op_registry.sparse.record import NotLowered
 
@@ -173,9 +176,13 @@ def _gathered(record: Dense, dim: int, order: Tensor, factors: Sequence[Factor],
     return Dense(record.data.gather(dim, index), validity, extent_of(factors, is_mask))
 
 
-def _within(record: AnyRecord, dim: int, source: Callable[[Tensor, Tensor], Tensor]) -> AnyRecord:
-    """Each sample's elements in another order along `dim`: rank r reads rank ``source(r, n)`` of n."""
+def _within(record: AnyRecord, dim: int, shift: int | None) -> AnyRecord:
+    """Each sample's elements along `dim` in reversed order, or `shift` positions further, round the sample's end."""
     assert record.extent is not None
+
+    def source(rank: Tensor, count: Tensor) -> Tensor:
+        return count - 1 - rank if shift is None else (rank - shift) % count.clamp(min=1)
+
     if not isinstance(record, Dense):
         changed = stored.within_rows(record, dim, source) if record.extent.is_mask else None
         if changed is None:
@@ -194,34 +201,29 @@ def _within(record: AnyRecord, dim: int, source: Callable[[Tensor, Tensor], Tens
 
 def moved(call: Bound, labels: Labels, run: Run) -> AnyRecord:
     """flip and roll: along dimensions that number positions within each sample, along others as torch does."""
-    record = next(iter(call.tensors.values()))
-    name = packet_name(call.op)
-    dims = [d % record.ndim for d in call.named.get("dims") or ()]
-    if name not in ("flip", "roll") or not dims:
+    name, record = next(iter(records_of(call).items()))
+    if not labels.moves or not isinstance(call.rule.dims, Moved):
         raise refuse(call, "it moves elements across dimensions that number positions or samples")
-    for dim, shift in zip(dims, call.named.get("shifts") or [0] * len(dims), strict=True):
-        record = _moved_along(call, run, record, dim, shift)
+    places = [labels.operands[name].index(label) for label, _ in labels.moves]
+    in_batch = [n for n, dim in enumerate(places) if not record.extent.numbers(dim)]
+    if in_batch:
+        factors = list(factors_of(record))
+        for n in in_batch:
+            dim, shift = places[n], labels.moves[n][1]
+            how = functools.partial(torch.flip, dims=[dim]) if shift is None else _rolled(shift, dim)
+            factors = [f if f.along[dim] is None else f.moved_by(how) for f in factors]
+        alone = call.with_(**call.rule.dims.some(call.named, in_batch), **{name: with_extent(record, None)})
+        record = with_extent(alone.applied(run), extent_of(factors, record.extent.is_mask))
+    for dim, (_, shift) in zip(places, labels.moves, strict=True):
+        if record.extent.numbers(dim):
+            if any(isinstance(as_positions(f.along[dim]), Merged) for f in record.extent.factors):
+                raise refuse(call, f"dimension {dim} is merged of positions and others")
+            record = _within(record, dim, shift)
     return record  # type: ignore[no-any-return]
 
 
-def _moved_along(call: Bound, run: Run, record: AnyRecord, dim: int, shift: int) -> AnyRecord:
-    assert record.extent is not None
-    flips = packet_name(call.op) == "flip"
-    if not record.extent.numbers(dim):
-        change = {"dims": [dim]} if flips else {"dims": [dim], "shifts": [shift]}
-        first = next(iter(call.named))
-
-        def move(t: Tensor) -> Tensor:
-            return call.with_(**{first: t}, **change).applied(call.op)
-
-        factors = [f if f.along[dim] is None else f.moved_by(move) for f in factors_of(record)]
-        result = call.with_(**{first: with_extent(record, None)}, **change).applied(run)
-        return with_extent(result, extent_of(factors, record.extent.is_mask))  # type: ignore[no-any-return]
-    if any(isinstance(as_positions(f.along[dim]), Merged) for f in record.extent.factors):
-        raise refuse(call, f"dimension {dim} is merged of positions and others")
-    if flips:
-        return _within(record, dim, lambda rank, count: count - 1 - rank)
-    return _within(record, dim, lambda rank, count: (rank - shift) % count.clamp(min=1))
+def _rolled(shift: int, dim: int) -> Callable[[Tensor], Tensor]:
+    return lambda t: t.roll(shift, dim)
 
 
 def reshaped(call: Bound, run: Run) -> Any:
@@ -357,7 +359,7 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     dims = labels.operands[name]
     along = [d for d in range(record.ndim) if labels.role_of(dims[d]) == "window"]
     for d in along:
-        record = _croppable(call, record, d)
+        record = _croppable(call, record, d, _has_stride(call))
     record = with_extent(record, _unsure(record.extent, along))
     if record.validity is None:
         record = Dense(record.data, conjunction(factors_of(record)), record.extent)
@@ -461,8 +463,8 @@ def _reshaped(record: Dense, size: Sequence[int], dims: Sequence[Dimension], new
     return _like(record, Dense(record.data.reshape(size), v), factors)
 
 
-def _croppable(call: Bound, record: Dense, dim: int) -> Dense:
-    """The record with samples that are contiguous along `dim`; from index 0 where windows have a stride."""
+def _croppable(call: Bound, record: Dense, dim: int, strided: bool) -> Dense:
+    """The record with samples that are contiguous along `dim`; from index 0 where windows begin at some indices."""
     assert record.extent is not None
     known = [as_positions(f.along[dim]) for f in record.extent.factors if numbers_positions(f.along[dim])]
     if not known:
@@ -470,10 +472,9 @@ def _croppable(call: Bound, record: Dense, dim: int) -> Dense:
     if any(isinstance(k, Merged) for k in known):
         raise refuse(call, f"dimension {dim} is merged of positions and others")
     positions = [k for k in known if isinstance(k, Positions)]
-    fits = all(k.contiguous and (k.from_start or not _has_stride(call)) for k in positions)
-    if len(known) == 1 and fits:
+    if len(known) == 1 and all(k.contiguous and (k.from_start or not strided) for k in positions):
         return record
-    if _has_stride(call) or known_to_hold(record.shape[dim] == 0):
+    if strided or known_to_hold(record.shape[dim] == 0):
         return compacted(record, dim)
     return _contiguous(record, dim)
 
@@ -488,3 +489,48 @@ def _has_stride(call: Bound) -> bool:
     if isinstance(stride, int):
         return stride != 1
     return any(s != 1 for s in (list(stride) or list(call["kernel_size"])))
+
+
+def in_whole_windows(call: Bound, labels: Labels, run: Run) -> Any:
+    """Windows that lie in the dimension as wholes: those that lie in a sample are its own.
+
+    Where they become a dimension of their own (unfold), windows of samples are samples, each with its own positions.
+    """
+    name, record = next((n, r) for n, r in records_of(call).items() if r.extent is not None)
+    if any(r.extent is not None for n, r in records_of(call).items() if n != name):
+        raise refuse(call, "more than one operand has positions")
+    dims = labels.operands[name]
+    along = {dims.index(label): window for label, window in labels.windows.items()}
+    is_view = call.op._schema.returns[0].alias_info is not None
+    for d, window in along.items() if not is_view else ():
+        record = _croppable(call, record, d, window.step != 1)
+    result, sizes = call.with_(**{name: record}).applied(run), sizes_of(call, labels)
+    factors, hides = [], False
+    for factor in factors_of(record):
+        for d, window in along.items():
+            if isinstance(factor.along[d], Samples) and len(labels.results[0]) > record.ndim:
+                factor = factor.moved_by(functools.partial(_unfolded, dim=d, window=window))
+                factors.append(Factor((*factor.along, factor.along[d]), factor.there))
+                break
+            if factor.along[d] is not None:
+                factor, hides = _of_windows(call, factor, d, window), True
+        else:
+            factors += carried_to([factor], dims, labels.results[0], sizes, record, result)
+    if is_view:
+        return Outcome(result, Extent(tuple(factors), record.extent.is_mask), "part" if hides else "kept")
+    return with_factors(result, factors, only_padded(records_of(call)))
+
+
+def _unfolded(there: Tensor, dim: int, window: Window) -> Tensor:
+    return there.unfold(dim, window.size, window.step)
+
+
+def _of_windows(call: Bound, factor: Factor, dim: int, window: Window) -> Factor:
+    """A factor of windows along a dimension that numbers positions: there where all positions of the window are."""
+    along, there = as_positions(factor.along[dim]), factor.there
+    if not isinstance(along, Positions) or not along.contiguous or (window.step != 1 and not along.from_start):
+        raise refuse(call, f"its windows along dimension {dim} would not be the sample's own")
+    whole = as_int8(as_bool(_unfolded(there, dim, window)).all(-1))
+    keeps = keeps_all(there, dim, whole, window.count, f"a window of {window.size} along dimension {dim}")
+    numbered = replace(along, parts=(), nonempty=along.nonempty and keeps)
+    return Factor(factor.along, whole).knowing(dim, numbered)

@@ -172,7 +172,11 @@ def _output_validity(
 @masked_rule(
     aten.scaled_dot_product_attention.default,
     category=ATTENTION,
-    dims=ByArgument("enable_gqa", Equation("*(hr)qd,*hkd,*hkv,*(hr)qk->*(hr)qv"), Equation("*qd,*kd,*kv,*qk->*qv")),
+    dims=ByArgument(
+        "enable_gqa",
+        Equation("*(hr)qd,*hkd,*hkv,*(hr)qk->*(hr)qv", counts={"is_causal": "qk"}),
+        Equation("*qd,*kd,*kv,*qk->*qv", counts={"is_causal": "qk"}),
+    ),
 )
 def scaled_dot_product_attention(
     query: Dense,
@@ -214,7 +218,7 @@ def _queries(query: Dense, *others: Dense) -> Tensor:
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     category=ATTENTION,
     takes_call=True,
-    dims=Equation("bhqd,bhkd,bhkv,*qk->bhqv,bhq"),
+    dims=Equation("bhqd,bhkd,bhkv,*qk->bhqv,bhq", counts={"is_causal": "qk"}),
 )
 def _scaled_dot_product_flash_attention_for_cpu(c: Bound) -> tuple[Dense, Dense]:
     """Without heads, queries or keys, torch's kernel ends the process; here the sums are over nothing."""
@@ -247,8 +251,8 @@ def _as_bias(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     takes_call=True,
     dims=ByArgument(
         "enable_gqa",
-        Equation("*(hr)qd,*hKd,*hKv,*(hr)qK,*(hr)qK->*(hr)qv,*(hr)qK"),
-        Equation("*qd,*Kd,*Kv,*qK,*qK->*qv,*qK"),
+        Equation("*(hr)qd,*hKd,*hKv,*(hr)qK,*(hr)qK->*(hr)qv,*(hr)qK", counts={"is_causal": "qK"}),
+        Equation("*qd,*Kd,*Kv,*qK,*qK->*qv,*qK", counts={"is_causal": "qK"}),
     ),
 )
 def _scaled_dot_product_attention_math(c: Bound) -> tuple[Dense, Dense]:

@@ -76,7 +76,7 @@ def trace(op: OpOverload, x: Dense) -> Dense:
 # --------------------------------------------------------------------------------------------------------- trapezoids
 
 
-@masked_rule(aten.trapezoid.x, aten.trapz.x, category=REDUCTION, dims=Along("reduced"))
+@masked_rule(aten.trapezoid.x, aten.trapz.x, category=REDUCTION, dims=Along("reduced", size=2))
 def trapezoid_x(y: Dense, x: Dense, *, dim: int = -1) -> Dense:
     result = aten.trapezoid.x(y.filled(0), x.filled(0), dim=dim)  # reads even a single point
     if all_valid(y, x) or y.shape[dim] < 2:
@@ -85,7 +85,7 @@ def trapezoid_x(y: Dense, x: Dense, *, dim: int = -1) -> Dense:
     return Dense((heights.data * width).sum(dim) / 2, heights.any_valid(dim))
 
 
-@masked_rule(aten.trapezoid.dx, aten.trapz.dx, category=REDUCTION, dims=Along("reduced"))
+@masked_rule(aten.trapezoid.dx, aten.trapz.dx, category=REDUCTION, dims=Along("reduced", size=2))
 def trapezoid_dx(y: Dense, *, dx: Number = 1, dim: int = -1) -> Dense:
     result = aten.trapezoid.dx(y.filled(0), dx=dx, dim=dim)
     if all_valid(y) or y.shape[dim] < 2:

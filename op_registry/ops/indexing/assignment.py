@@ -24,6 +24,7 @@ from op_registry.authoring import (
     ASSIGNMENT,
     ELEMENTWISE,
     AtIndices,
+    Cut,
     Dense,
     Elementwise,
     Equation,
@@ -254,17 +255,21 @@ def index_fill(op: OpOverload, x: Dense, dim: int, index: Dense, value: Number |
 # ----------------------------------------------------------------------------------------- a view of it, or all of it
 
 
-@masked_rule(
-    aten.select_scatter.default,
-    aten.slice_scatter.default,
-    aten.diagonal_scatter.default,
-    category=ASSIGNMENT,
-    takes_op=True,
-    dims=View(),
-)
-def select_scatter(op: OpOverload, x: Dense, source: Dense, *args: Any, **kwargs: Any) -> Dense:
+def _scattered(op: OpOverload, x: Dense, source: Dense, *args: Any, **kwargs: Any) -> Dense:
     """A copy of `x` in which the view that the operator names is overwritten by `source`."""
     return run_movement(op, x, source, *args, **kwargs)
+
+
+select_scatter = masked_rule(
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    category=ASSIGNMENT,
+    takes_op=True,
+    dims=Cut(index="index", start="start", stop="end", step="step"),
+)(_scattered)
+diagonal_scatter = masked_rule(aten.diagonal_scatter.default, category=ASSIGNMENT, takes_op=True, dims=View())(
+    _scattered
+)
 
 
 @masked_rule(aten.as_strided_scatter.default, category=ASSIGNMENT, dims=Unknown("it writes memory, not dimensions"))

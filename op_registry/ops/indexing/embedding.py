@@ -134,7 +134,9 @@ SUM, MEAN, MAX = 0, 1, 2
     aten._embedding_bag_forward_only.default,
     category=ACCUMULATION,
     takes_call=True,
-    dims=Unknown("bags of several lengths lie in one dimension"),
+    dims=Unknown(
+        "bags of several lengths lie in one dimension", reads=(("indices", None), ("per_sample_weights", None))
+    ),
 )
 def embedding_bag(c: Bound) -> tuple[Dense, ...]:
     """Sum, mean or maximum of each bag's valid elements; a bag that is empty or all padding is 0, as in torch.

@@ -105,7 +105,7 @@ def _filled(x: Dense | None, fill: Number) -> Tensor | None:
     aten.nll_loss_nd.default,
     category=LOSS,
     takes_call=True,
-    dims=Loss(Equation("nc*,n*,c->n*", "c,,c->")),
+    dims=Loss(Equation("nc*,n*,c->n*", "c,,c->", counts={"target": "c"})),
 )
 def nll_loss(c: Bound) -> Dense:
     return _of_labels(c, c.self.filled(0), Labels(c))
@@ -156,7 +156,7 @@ def reduced_over_rows(c: Bound, losses: Tensor, labels: Labels) -> Dense:
     aten.nll_loss2d_forward.default,
     category=LOSS,
     takes_call=True,
-    dims=Loss(Equation("nc*,n*,c->n*,", "c,,c->,")),
+    dims=Loss(Equation("nc*,n*,c->n*,", "c,,c->,", counts={"target": "c"})),
 )
 def nll_loss_forward(c: Bound) -> tuple[Dense, Dense]:
     """The loss, and the total weight of the rows in its mean."""
@@ -173,7 +173,7 @@ def nll_loss_forward(c: Bound) -> tuple[Dense, Dense]:
     category=LOSS,
     takes_call=True,
     torch_if_valid=True,
-    dims=Loss(Equation("nc*,nc*,c->n*", "nc*,n*,c->n*", "c,c,c->", "c,,c->")),
+    dims=Loss(Equation("nc*,nc*,c->n*", "nc*,n*,c->n*", "c,c,c->", "c,,c->", counts={"target": "c"})),
 )
 def cross_entropy_loss(c: Bound) -> Dense:
     if not c.self.dtype.is_floating_point:
@@ -254,7 +254,7 @@ def _of_probabilities(c: Bound) -> Dense:
     aten.multi_margin_loss.default,
     category=LOSS,
     torch_if_valid=True,
-    dims=Loss(Equation("nc,n,c->n", "c,,c->", "c,t,c->")),
+    dims=Loss(Equation("nc,n,c->n", "c,,c->", "c,t,c->", counts={"target": "c"})),
 )
 def multi_margin_loss(
     self: Dense,
@@ -272,7 +272,10 @@ def multi_margin_loss(
 
 
 @masked_rule(
-    aten.multilabel_margin_loss.default, category=LOSS, torch_if_valid=True, dims=Loss(Equation("nc,nc->n", "c,c->"))
+    aten.multilabel_margin_loss.default,
+    category=LOSS,
+    torch_if_valid=True,
+    dims=Loss(Equation("nc,nc->n", "c,c->", counts={"target": "c"})),
 )
 def multilabel_margin_loss(self: Dense, target: Dense, reduction: int = MEAN) -> Dense:
     """Targets end at the first -1. A row is valid where all targets before it are, and the input at them."""

@@ -38,12 +38,19 @@ aten = torch.ops.aten
 Lengths = Sequence[int] | Dense
 
 
+OF_SEVERAL_LENGTHS = Unknown(
+    "targets of several lengths lie in one dimension",
+    reads=(("log_probs", (0, 1)), ("targets", None)),
+    counts=True,
+)
+
+
 @masked_rule(
     aten.ctc_loss,
     category=LOSS,
     takes_call=True,
     torch_if_valid=True,
-    dims=Unknown("targets of several lengths lie in one dimension"),
+    dims=OF_SEVERAL_LENGTHS,
 )
 def ctc_loss(c: Bound) -> Dense:
     """A mean divides each loss by its number of targets first, and then by the number of valid samples."""
@@ -64,7 +71,7 @@ def ctc_loss(c: Bound) -> Dense:
     aten._ctc_loss,
     category=WHOLE_SLICES,
     takes_call=True,
-    dims=Unknown("targets of several lengths lie in one dimension"),
+    dims=OF_SEVERAL_LENGTHS,
 )
 def _ctc_loss(c: Bound) -> tuple[Dense, Dense]:
     """The loss of each sample, and the table of its alignments, of which torch fills in what the sample has."""

@@ -9,7 +9,6 @@ at the same position are accumulations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from op_registry.authoring import (
     Dense,
     Equation,
     MaskedSemanticsError,
+    Moved,
     Number,
     OnDiagonal,
     Repeated,
@@ -61,14 +61,20 @@ replication_pad = movement(
 _pad_circular = movement(aten._pad_circular.default, dims=Windows("pad"))
 
 
-@masked_rule(aten.flip.default, aten.rot90.default, category=MOVEMENT, takes_op=True, dims=Along("moved", "dims"))
-def flip(op: OpOverload, x: Dense, *args: Any) -> Dense:
+@masked_rule(aten.flip.default, category=MOVEMENT, dims=Moved())
+def flip(x: Dense, dims: Sequence[int]) -> Dense:
     # Flipping a dimension in which the validity is broadcast is a no-op.
-    data, v = op(x.data, *args), aligned_validity(x)
-    return Dense(data, None if v is None else op(v, *args))
+    v = aligned_validity(x)
+    return Dense(aten.flip(x.data, dims), None if v is None else aten.flip(v, dims))
 
 
-@masked_rule(aten.roll.default, category=MOVEMENT, dims=Along("moved", "dims"))
+@masked_rule(aten.rot90.default, category=MOVEMENT, dims=Along("moved", "dims"))
+def rot90(x: Dense, k: int = 1, dims: Sequence[int] = (0, 1)) -> Dense:
+    v = aligned_validity(x)
+    return Dense(aten.rot90(x.data, k, dims), None if v is None else aten.rot90(v, k, dims))
+
+
+@masked_rule(aten.roll.default, category=MOVEMENT, dims=Moved(by="shifts"))
 def roll(x: Dense, shifts: Sequence[int], dims: Sequence[int] = ()) -> Dense:
     data = aten.roll(x.data, shifts, dims)
     # Without dims the flattened tensor is rolled, which a broadcast validity cannot follow.
@@ -108,7 +114,7 @@ block_diag = movement(
 
 
 @masked_rule(
-    aten.tril.default, aten.triu.default, category=MOVEMENT, takes_op=True, dims=Equation("*rc->*rc", selected="rc")
+    aten.tril.default, aten.triu.default, category=MOVEMENT, takes_op=True, dims=Equation("*rc->*rc", counted="rc")
 )
 def tril(op: OpOverload, x: Dense, diagonal: int = 0) -> Dense:
     data, v = op(x.data, diagonal), aligned_validity(x)

@@ -274,12 +274,8 @@ def last_sparse_dim_last(x: Sparse) -> Sparse | Permuted:
 # ---------------------------------------------------------------------------------------------- flips, rolls, repeats
 
 
-@movement.flip.lowering(Sparse)
-def flip(op: OpOverload, x: Sparse, *args: Any, **kwargs: Any) -> Sparse | Permuted:
-    return _rot90(x, *args, **kwargs) if op is aten.rot90.default else _flip(x, *args, **kwargs)
-
-
-def _flip(x: Sparse, dims: Sequence[int]) -> Sparse:
+@lowers(movement.flip)
+def flip(x: Sparse, dims: Sequence[int]) -> Sparse:
     flipped = {wrap_dim(d, x.ndim) for d in dims}
     sparse = x.pattern.ndim
     if not any(d < sparse for d in flipped):
@@ -293,7 +289,8 @@ def _flip(x: Sparse, dims: Sequence[int]) -> Sparse:
     )
 
 
-def _rot90(x: Sparse, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sparse | Permuted:
+@lowers(movement.rot90)
+def rot90(x: Sparse, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sparse | Permuted:
     """A rotation by 90° is a transposition and a flip."""
     k %= 4
     aten.rot90(shape_alone(x.shape), k, list(dims))  # raises torch's errors
@@ -303,13 +300,13 @@ def _rot90(x: Sparse, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sparse | Perm
     if k == 0:
         return x.like(x.values.map(torch.clone))
     if k == 2:
-        return _flip(x, [a, b])
+        return flip(x, [a, b])
     if k == 1:
-        return in_order_of(_flip(x, [b]), order)
+        return in_order_of(flip(x, [b]), order)
     transposed = in_order_of(x, order)
     if isinstance(transposed, Permuted):
         transposed = sparse_dims_first(transposed)
-    return _flip(transposed, [b])
+    return flip(transposed, [b])
 
 
 @lowers(movement.roll)

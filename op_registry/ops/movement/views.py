@@ -22,6 +22,7 @@ from op_registry.authoring import (
     ON_VALUES,
     PLUMBING,
     Along,
+    Cut,
     Dense,
     Elementwise,
     Equation,
@@ -44,6 +45,7 @@ from op_registry.authoring import (
 aten = torch.ops.aten
 
 READS_MEMORY = Unknown("it reads memory, not dimensions")
+SLICE = Cut(start="start", stop="end", step="step")
 
 
 # ------------------------------------------------------------------------------------------ same elements, same shape
@@ -192,13 +194,13 @@ def squeeze(op: OpOverload, x: Dense, dim: int | Sequence[int] | None = None) ->
     return Dense(data, v.squeeze([d for d in candidates if x.ndim and known_to_hold(x.shape[d] == 1)]))
 
 
-@masked_rule(aten.select.int, aten.select_copy.int, category=MOVEMENT, takes_op=True, dims=View())
+@masked_rule(aten.select.int, aten.select_copy.int, category=MOVEMENT, takes_op=True, dims=Cut(index="index"))
 def select(op: OpOverload, x: Dense, dim: int, index: int) -> Dense:
     data, v = op(x.data, dim, index), aligned_validity(x)
     return Dense(data, None if v is None else v.select(dim, 0 if broadcast_along(v, dim) else index))
 
 
-@masked_rule(aten.slice.Tensor, aten.slice_copy.Tensor, category=MOVEMENT, takes_op=True, dims=View())
+@masked_rule(aten.slice.Tensor, aten.slice_copy.Tensor, category=MOVEMENT, takes_op=True, dims=SLICE)
 def slice(
     op: OpOverload, x: Dense, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Dense:
@@ -211,7 +213,7 @@ def slice(
     return Dense(data, moved)
 
 
-@masked_rule(aten.narrow_copy.default, category=MOVEMENT, dims=View())
+@masked_rule(aten.narrow_copy.default, category=MOVEMENT, dims=Cut(start="start", length="length"))
 def narrow_copy(x: Dense, dim: int, start: int, length: int) -> Dense:
     data, v = aten.narrow_copy(x.data, dim, start, length), aligned_validity(x)
     if v is None or broadcast_along(v, dim):
@@ -234,7 +236,7 @@ def diagonal(op: OpOverload, x: Dense, offset: int = 0, dim1: int = 0, dim2: int
     aten.unfold_copy.default,
     category=MOVEMENT,
     takes_op=True,
-    dims=Along("window", "dimension", more=1),
+    dims=Along("window", "dimension", more=1, size="size", step="step"),
 )
 def unfold(op: OpOverload, x: Dense, dimension: int, size: int, step: int) -> Dense:
     data, v = op(x.data, dimension, size, step), aligned_validity(x)
@@ -247,26 +249,28 @@ def unfold(op: OpOverload, x: Dense, dimension: int, size: int, step: int) -> De
 
 # ------------------------------------------------------------------------------------------------------------- pieces
 
+EQUAL_PIECES, PIECES = Cut(sizes="split_size"), Cut(sizes="split_sizes")
 
-@masked_rule(aten.split.Tensor, aten.split_copy.Tensor, category=MOVEMENT, takes_op=True, dims=View())
+
+@masked_rule(aten.split.Tensor, aten.split_copy.Tensor, category=MOVEMENT, takes_op=True, dims=EQUAL_PIECES)
 def split(op: OpOverload, x: Dense, split_size: int, dim: int = 0) -> list[Dense]:
     return _pieces(op(x.data, split_size, dim), x, dim)
 
 
 @masked_rule(
-    aten.split_with_sizes.default, aten.split_with_sizes_copy.default, category=MOVEMENT, takes_op=True, dims=View()
+    aten.split_with_sizes.default, aten.split_with_sizes_copy.default, category=MOVEMENT, takes_op=True, dims=PIECES
 )
 def split_with_sizes(op: OpOverload, x: Dense, split_sizes: Sequence[int], dim: int = 0) -> list[Dense]:
     return _pieces(op(x.data, split_sizes, dim), x, dim)
 
 
-@masked_rule(aten.unsafe_split.Tensor, category=MOVEMENT, dims=View())
+@masked_rule(aten.unsafe_split.Tensor, category=MOVEMENT, dims=EQUAL_PIECES)
 def unsafe_split(x: Dense, split_size: int, dim: int = 0) -> list[Dense]:
     """Copies: torch's pieces share memory although they are no views, and would share data without validity."""
     return _pieces(aten.split_copy.Tensor(x.data, split_size, dim), x, dim)
 
 
-@masked_rule(aten.unsafe_split_with_sizes.default, category=MOVEMENT, dims=View())
+@masked_rule(aten.unsafe_split_with_sizes.default, category=MOVEMENT, dims=PIECES)
 def unsafe_split_with_sizes(x: Dense, split_sizes: Sequence[int], dim: int = 0) -> list[Dense]:
     """Copies, as for `unsafe_split`."""
     return _pieces(aten.split_with_sizes_copy.default(x.data, split_sizes, dim), x, dim)
@@ -280,7 +284,7 @@ def _pieces(pieces: Sequence[Tensor], x: Dense, dim: int) -> list[Dense]:
     return [Dense(piece, part) for piece, part in zip(pieces, v.split_with_sizes(sizes, dim), strict=True)]
 
 
-@masked_rule(aten.unbind.int, aten.unbind_copy.int, category=MOVEMENT, takes_op=True, dims=View())
+@masked_rule(aten.unbind.int, aten.unbind_copy.int, category=MOVEMENT, takes_op=True, dims=Cut())
 def unbind(op: OpOverload, x: Dense, dim: int = 0) -> list[Dense]:
     pieces, v = op(x.data, dim), aligned_validity(x)
     if v is None:
