@@ -18,8 +18,9 @@ from torch import Tensor
 from masked_dispatch.autograd.dense import unwrap, wrap_record
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import Extent, Factor, extent_of, factors_of
+from op_registry.extents.factors import factors_of
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Extent, Factor, extent_of
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.validity import as_int8
 

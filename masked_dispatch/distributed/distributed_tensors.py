@@ -20,8 +20,9 @@ from masked_dispatch.distributed_internals import waited_for
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import Extent, Factor, factors_of, narrowed
+from op_registry.extents.factors import factors_of, narrowed
 from op_registry.records.divided import is_divided
+from op_registry.records.extent import Extent, Factor
 from op_registry.records.validity import as_bool, as_int8
 
 if TYPE_CHECKING:

@@ -15,20 +15,11 @@ from torch import Tensor
 
 from op_registry import MaskedSemanticsError
 from op_registry.extents.batches import extent_of_rows, extent_of_samples
-from op_registry.extents.factors import (
-    Along,
-    Extent,
-    Factor,
-    Merged,
-    Positions,
-    Samples,
-    extent_of,
-    factors_of,
-    numbers_positions,
-)
+from op_registry.extents.factors import factors_of
 from op_registry.extents.masks import known_of_union
 from op_registry.extents.plain import known_of, read
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Along, Extent, Factor, Merged, Positions, Samples, extent_of, numbers_positions
 from op_registry.sparse.permuted import AnyRecord
 
 # Whether the mask is the extent, and what is known, in plain form; None for a tensor without an extent.

@@ -14,8 +14,8 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.messages import with_copied_mask, written_through_view
 from masked_dispatch.torch_internals import share_memory
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import Extent
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Extent
 
 
 def record_of(tensor: Tensor) -> Dense:

@@ -17,7 +17,7 @@ from masked_dispatch.replacements import replace
 from masked_dispatch.tensor.checks import contains_masked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, rebuild_sparse, stored_parts
-from op_registry.extents.factors import Extent
+from op_registry.records.extent import Extent
 
 Stage = Callable[..., Any]
 

@@ -18,8 +18,9 @@ from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.seeing.event import Event, Found, Line, Notes, Taken, any_of_row, record_of, there_of, valid_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.dimensions.labels import Labels
-from op_registry.extents.factors import Extent, Positions, conjunction, factors_of, first_known
+from op_registry.extents.factors import conjunction, factors_of, first_known
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Extent, Positions
 from op_registry.records.validity import intersect
 
 # ------------------------------------------------------------------------------------------- padding that becomes valid

@@ -18,7 +18,8 @@ from masked_dispatch.seeing.calls import Call
 from masked_dispatch.seeing.counting import EXPORTS
 from masked_dispatch.seeing.event import Event, Found, Line, Notes, any_of_row, valid_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.extents.factors import first_known, numbers_positions
+from op_registry.extents.factors import first_known
+from op_registry.records.extent import numbers_positions
 
 # Categories of operators that take or leave elements, or validity, as they are told.
 _TOLD = {"movement", "indexing", "choice", "assignment", "factory", "plumbing", "query", "derivative"}

@@ -26,18 +26,9 @@ from masked_dispatch.seeing.recorder import leaves
 from masked_dispatch.seeing.sizes import Alone, Followed, Size, at, numbers_in, sizes_alone, with_each
 from masked_dispatch.seeing.watching import unrecorded
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.extents.factors import (
-    PREFIX,
-    SAMPLES,
-    Extent,
-    Factor,
-    conjunction,
-    factors_of,
-    first_known,
-    index_along,
-    numbers_positions,
-)
+from op_registry.extents.factors import conjunction, factors_of, first_known, index_along
 from op_registry.records.dense import Dense
+from op_registry.records.extent import PREFIX, SAMPLES, Extent, Factor, numbers_positions
 from op_registry.records.validity import as_int8, intersect
 
 CUT, LESS, SHAPED = "cut at size", "cut short at size", "shaped by size"

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from masked_dispatch.seeing.event import record_of, there_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.extents.factors import Positions, factors_of, first_known, numbers_positions, where_all
+from op_registry.extents.factors import factors_of, first_known, where_all
+from op_registry.records.extent import Positions, numbers_positions
 from op_registry.records.validity import as_bool
 
 # The number that each sample alone has; one for all where it is not known sample by sample.

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from masked_dispatch.torch_internals import without_torch_dispatch
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import Extent
 from op_registry.extents.pieces import (
     Known,
     booleans_of,
@@ -21,6 +20,7 @@ from op_registry.extents.pieces import (
     shape_of_sizes,
     together,
 )
+from op_registry.records.extent import Extent
 from op_registry.records.tracing import being_traced
 
 if TYPE_CHECKING:

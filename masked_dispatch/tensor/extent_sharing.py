@@ -13,7 +13,7 @@ from torch import Tensor
 from masked_dispatch.tensor.messages import written_through_view
 from op_registry import MaskedSemanticsError
 from op_registry.extents.combine import together
-from op_registry.extents.factors import Extent, conjunction, extent_of, factors_of, made_of
+from op_registry.extents.factors import conjunction, factors_of
 from op_registry.extents.regions import (
     are_same,
     explicit,
@@ -26,6 +26,7 @@ from op_registry.extents.regions import (
     written,
 )
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Extent, extent_of, made_of
 from op_registry.records.validity import intersect
 
 if TYPE_CHECKING:

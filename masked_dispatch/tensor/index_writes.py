@@ -17,10 +17,11 @@ from torch._ops import OpOverload
 from masked_dispatch.tensor.indexing import as_entry, as_index_tensors, as_number, dimensions
 from op_registry import resolve
 from op_registry.dimensions.sizes import known_to_hold
-from op_registry.extents.factors import Extent, conjunction, factors_of, where_all
+from op_registry.extents.factors import conjunction, factors_of, where_all
 from op_registry.extents.remembered import PartOfEach
 from op_registry.extents.run import run_with_extents
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Extent
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.permuted import AnyRecord

@@ -31,7 +31,7 @@ from op_registry.records.validity import as_int8, in_order
 
 if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor
-    from op_registry.extents.factors import Extent
+    from op_registry.records.extent import Extent
 
 
 class ViewFamily(SharedExtent):

@@ -47,10 +47,10 @@ from masked_dispatch.torch_internals import (
 from masked_dispatch.update_policy import Mode, current
 from op_registry import MaskedSemanticsError, registry
 from op_registry.digests import digest_of
-from op_registry.extents.factors import Extent
 from op_registry.extents.pieces import Known, serves
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
+from op_registry.records.extent import Extent
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
 from op_registry.records.zeros import memory_exposed

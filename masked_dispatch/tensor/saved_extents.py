@@ -12,10 +12,11 @@ from torch import Tensor
 
 from masked_dispatch.tensor.file_format import own
 from masked_dispatch.tensor.saved import check_saved, has_values, problem_of_validity
-from op_registry.extents.factors import Extent, Factor, conjunction, factors_of
+from op_registry.extents.factors import conjunction, factors_of
 from op_registry.extents.found import contradiction
 from op_registry.extents.plain import known_of, read
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Extent, Factor
 from op_registry.records.kept import without_kept
 from op_registry.sparse.permuted import AnyRecord
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from op_registry.extents.factors import Extent
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Extent
 from op_registry.records.tracing import savable
 from op_registry.sparse.pattern import Pattern
 

@@ -29,9 +29,9 @@ from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_rais
 from masked_dispatch.update_policy import Mode
 from masked_dispatch.update_policy import current as current_updates
 from op_registry import MaskedSemanticsError, registry
-from op_registry.extents.factors import Extent
 from op_registry.extents.pieces import Known, serves
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Extent
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.layout import DENSE, Layout
 from op_registry.sparse.layout_registry import layout_named, version_of

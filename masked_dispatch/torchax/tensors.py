@@ -24,8 +24,8 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import tracking_views_and_versions, without_dispatch_modes
 from masked_dispatch.torchax.internals import has_array, operators_of, to_cpu
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import Along, Extent, Factor
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Along, Extent, Factor
 from op_registry.records.validity import as_int8
 from op_registry.schema import is_view
 

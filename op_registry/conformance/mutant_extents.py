@@ -17,10 +17,10 @@ from op_registry.bound import Bound
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.dimensions.labels import Labels
 from op_registry.extents import follow, indices, joins, particular, samples, slices
-from op_registry.extents.factors import Factor, extent_of
 from op_registry.extents.remembered import forget_plans
 from op_registry.ops.windows import padding
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Factor, extent_of
 from op_registry.rule import Run
 
 # What a way makes of the right function.

@@ -23,10 +23,11 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
 
 from op_registry.extents.batches import of_lengths
 from op_registry.extents.ends import keeps_all
-from op_registry.extents.factors import Factor, Merged, along_dim, as_positions, factors_of, maybe_empty, there
+from op_registry.extents.factors import along_dim, factors_of, there
 from op_registry.extents.follow import with_factors, without
 from op_registry.extents.remembered import finished
 from op_registry.extents.samples import WITHIN_SAMPLES
+from op_registry.records.extent import Factor, Merged, as_positions, maybe_empty
 
 __all__ = [
     "WITHIN_SAMPLES",

@@ -8,19 +8,10 @@ from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import laid_out, met
-from op_registry.extents.factors import (
-    SAMPLES,
-    Along,
-    Extent,
-    Factor,
-    Positions,
-    extent_of,
-    factors_of,
-    index_along,
-    numbers_positions,
-)
+from op_registry.extents.factors import factors_of, index_along
 from op_registry.extents.follow import is_all_valid
 from op_registry.records.dense import Dense
+from op_registry.records.extent import SAMPLES, Along, Extent, Factor, Positions, extent_of, numbers_positions
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.permuted import AnyRecord
 

@@ -11,7 +11,9 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Label, Labels, atoms
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents.factors import (
+from op_registry.extents.factors import any_along, index_along, where_all, with_size
+from op_registry.extents.regroup import carried, known_of
+from op_registry.records.extent import (
     SCATTERED,
     Along,
     Boolean,
@@ -19,15 +21,10 @@ from op_registry.extents.factors import (
     Merged,
     Positions,
     Samples,
-    any_along,
-    index_along,
     is_apart,
     is_prefix,
     numbers_positions,
-    where_all,
-    with_size,
 )
-from op_registry.extents.regroup import carried, known_of
 from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import packet_name

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from op_registry.dimensions.sizes import known_to_hold
-from op_registry.extents.factors import Factor, Positions, as_positions, is_prefix
+from op_registry.records.extent import Factor, Positions, as_positions, is_prefix
 from op_registry.records.kept import kept_with
 from op_registry.records.tracing import computed_at_once, has_values, recording
 from op_registry.records.validity import as_bool

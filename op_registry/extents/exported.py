@@ -6,17 +6,9 @@ import torch
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents.factors import (
-    LETTERS,
-    Extent,
-    Factor,
-    Merged,
-    Positions,
-    extent_of,
-    letters_of,
-    where_all,
-)
+from op_registry.extents.factors import where_all
 from op_registry.records.dense import Dense
+from op_registry.records.extent import LETTERS, Extent, Factor, Merged, Positions, extent_of, letters_of
 from op_registry.records.tracing import assert_when_run
 from op_registry.records.validity import as_bool, as_int8, intersect
 

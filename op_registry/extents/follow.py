@@ -15,17 +15,13 @@ from op_registry.dimensions.views import View
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import stored
 from op_registry.extents.combine import check_meetings, together
-from op_registry.extents.factors import (
-    Extent,
-    Factor,
-    extent_of,
-    factors_of,
-)
+from op_registry.extents.factors import factors_of
 from op_registry.extents.nothing import Given, of_nothing, used_up, where_nothing, without_any
 from op_registry.extents.regroup import carried
 from op_registry.laws.categories import ATTENTION, CONTRACTION, ELEMENTWISE, FACTORY, MOVEMENT, REDUCTION
 from op_registry.laws.whole_slices import WHOLE_SLICES
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Extent, Factor, extent_of
 from op_registry.rule import Rule
 from op_registry.sparse.permuted import RECORDS, AnyRecord, Permuted
 from op_registry.sparse.record import NotLowered, Sparse

@@ -11,26 +11,10 @@ import torch
 from torch import Tensor
 
 from op_registry.extents import stored
-from op_registry.extents.factors import (
-    LETTERS,
-    PREFIX,
-    SAMPLES,
-    SCATTERED,
-    Along,
-    Factor,
-    Merged,
-    Positions,
-    any_along,
-    confined,
-    extent_of,
-    factors_of,
-    index_along,
-    narrowed,
-    where_all,
-    with_extent,
-)
+from op_registry.extents.factors import any_along, confined, factors_of, index_along, narrowed, where_all, with_extent
 from op_registry.extents.follow import is_all_valid
 from op_registry.records.dense import Dense
+from op_registry.records.extent import LETTERS, PREFIX, SAMPLES, SCATTERED, Along, Factor, Merged, Positions, extent_of
 from op_registry.records.tracing import computed_at_once, may_be_read, recording
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.permuted import AnyRecord, keeps_dims_in_view, shown

@@ -17,23 +17,7 @@ from op_registry.dimensions.views import View
 from op_registry.extents import slices
 from op_registry.extents.combine import check_holds, check_meetings, combined
 from op_registry.extents.ends import differs
-from op_registry.extents.factors import (
-    SAMPLES,
-    SCATTERED,
-    Along,
-    Boolean,
-    Extent,
-    Factor,
-    factors_of,
-    first_known,
-    is_prefix,
-    made_of,
-    narrowed,
-    numbers_positions,
-    there,
-    with_extent,
-    without_order,
-)
+from op_registry.extents.factors import factors_of, first_known, narrowed, there, with_extent
 from op_registry.extents.follow import (
     any_stored,
     carried_to,
@@ -47,6 +31,18 @@ from op_registry.extents.follow import (
 from op_registry.extents.regroup import carried
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
+from op_registry.records.extent import (
+    SAMPLES,
+    SCATTERED,
+    Along,
+    Boolean,
+    Extent,
+    Factor,
+    is_prefix,
+    made_of,
+    numbers_positions,
+    without_order,
+)
 from op_registry.records.tracing import being_traced, may_be_read, recording
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Run, packet_name

@@ -16,9 +16,13 @@ from torch import Tensor
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.dimensions.sizes import known_to_hold
-from op_registry.extents import states
-from op_registry.extents.combine import combined, laid_out, met
-from op_registry.extents.factors import (
+from op_registry.extents import regroup, states
+from op_registry.extents.combine import check_holds, combined, laid_out, met
+from op_registry.extents.factors import any_along, factors_of, first_known, narrowed, where_all
+from op_registry.extents.follow import Outcome, only_padded, records_of, refuse, there_says_all, with_factors
+from op_registry.extents.found import layout_of
+from op_registry.extents.masks import same_extent
+from op_registry.records.extent import (
     PREFIX,
     SAMPLES,
     SCATTERED,
@@ -27,20 +31,12 @@ from op_registry.extents.factors import (
     Merged,
     Positions,
     Samples,
-    any_along,
-    factors_of,
-    first_known,
     is_nonempty,
     is_prefix,
     made_of,
-    narrowed,
     numbers_positions,
     numbers_samples,
-    where_all,
 )
-from op_registry.extents.follow import Outcome, only_padded, records_of, there_says_all, with_factors
-from op_registry.extents.found import layout_of
-from op_registry.extents.masks import same_extent
 from op_registry.records.validity import as_int8
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
@@ -223,3 +219,48 @@ def _one(knowns: Sequence[Along]) -> Along:
     if len(knowns) == 1 and not isinstance(knowns[0], Merged):
         return knowns[0]
     return SCATTERED
+
+
+# ---------------------------------------------------------------------------------------------------------- other sizes
+
+
+def reshaped(call: Bound, run: Run) -> Any:
+    """The same elements in other sizes: what is merged can be split again."""
+    record = next(iter(call.tensors.values()))
+    result = call.applied(run)
+    if result is record:
+        return result
+    for own, what in [found for f in factors_of(record) for found in regroup.misplaced(f, record.shape, result.shape)]:
+        check_holds(own, refuse(call, f"{what}, where samples do not begin at one; see masked_dispatch.align"))
+    new = None if _splits_one(record) else _inserted(record.shape, result.shape)
+    shape = record.shape if new is None else (*record.shape[:new], 1, *record.shape[new:])
+    if new is not None and _same_sizes(shape, result.shape):
+        return with_new_dimension(record, result, new)
+
+    def moved(factor: Factor) -> Factor:
+        return regroup.with_sizes(factor if new is None else with_new(factor, new), shape, result.shape)
+
+    factors = [moved(f) for f in factors_of(record)]
+    kept = [s.moved(moved(s.there)) for s in record.extent.states]
+    return states.with_states(with_factors(result, factors, record.extent.is_mask, grows=False), kept)
+
+
+def _splits_one(record: AnyRecord) -> bool:
+    """Whether a dimension is merged of others, of which one has size 1 and matters: sizes may split it off again."""
+    assert record.extent is not None
+    merged = [a for along in record.extent.known for a in along if isinstance(a, Merged)]
+    return any(part is not None and known_to_hold(size == 1) for a in merged for size, part in a.parts)
+
+
+def _inserted(shape: Sequence[int], size: Sequence[int]) -> int | None:
+    """A dimension of size 1 that sizes have and a shape has not: any, if it is the only difference, or the first."""
+    ones = [d for d, n in enumerate(size) if known_to_hold(n == 1)]
+    if len(size) == len(shape) + 1:
+        for d in ones:
+            if _same_sizes((*size[:d], *size[d + 1 :]), shape):
+                return d
+    return 0 if ones[:1] == [0] and not (shape and known_to_hold(shape[0] == 1)) else None
+
+
+def _same_sizes(a: Sequence[int], b: Sequence[int]) -> bool:
+    return len(a) == len(b) and all(known_to_hold(m == n) for m, n in zip(a, b, strict=True))

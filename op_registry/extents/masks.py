@@ -10,24 +10,10 @@ from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import combined
-from op_registry.extents.factors import (
-    Along,
-    Extent,
-    Factor,
-    Merged,
-    Positions,
-    confined,
-    conjunction,
-    extent_of,
-    factors_of,
-    first_known,
-    maybe_empty,
-    where_all,
-    with_extent,
-    without_order,
-)
+from op_registry.extents.factors import confined, conjunction, factors_of, first_known, where_all, with_extent
 from op_registry.extents.follow import is_all_valid
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Along, Extent, Factor, Merged, Positions, extent_of, maybe_empty, without_order
 from op_registry.records.validity import as_int8, intersect, is_same_memory
 from op_registry.sparse.permuted import AnyRecord, shown
 

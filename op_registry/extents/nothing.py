@@ -15,9 +15,10 @@ from torch import Tensor
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents.factors import Factor, is_nonempty, numbers_positions, where_all, with_size
+from op_registry.extents.factors import where_all, with_size
 from op_registry.extents.regroup import known_of
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Factor, is_nonempty, numbers_positions
 from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, unite
 from op_registry.sparse.permuted import Permuted

@@ -12,20 +12,10 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels, atoms
 from op_registry.dimensions.movements import Unknown
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents.factors import (
-    Factor,
-    Positions,
-    along_dim,
-    as_positions,
-    conjunction,
-    factors_of,
-    is_prefix,
-    there,
-    where_all,
-    with_size,
-)
+from op_registry.extents.factors import along_dim, conjunction, factors_of, there, where_all, with_size
 from op_registry.extents.follow import any_stored, followed, records_of, refuse, without
 from op_registry.records.dense import Dense
+from op_registry.records.extent import Factor, Positions, as_positions, is_prefix
 from op_registry.records.tracing import assert_when_run, may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect, unite
 from op_registry.rule import Run, packet_name

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents.factors import (
+from op_registry.extents.factors import factors_of, narrowed
+from op_registry.records.dense import Dense
+from op_registry.records.extent import (
     NUMBERS,
     SAMPLES,
     Along,
@@ -19,11 +21,8 @@ from op_registry.extents.factors import (
     Positions,
     State,
     extent_of,
-    factors_of,
     maybe_empty,
-    narrowed,
 )
-from op_registry.records.dense import Dense
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from op_registry.extents.factors import SAMPLES, Along, Extent, Merged, Positions, Samples
+from op_registry.records.extent import SAMPLES, Along, Extent, Merged, Positions, Samples
 
 # None, ("samples",), ("positions", contiguous, from_start, parts) or ("merged", parts); parts are (size, known) each.
 # Samples end with True where a join has made the dimension of samples that may lie at different places.

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.combine import both as where_both
-from op_registry.extents.factors import (
+from op_registry.extents.factors import conjunction
+from op_registry.records.extent import (
     NUMBERS,
     SAMPLES,
     SCATTERED,
@@ -19,7 +20,6 @@ from op_registry.extents.factors import (
     Factor,
     Positions,
     State,
-    conjunction,
     made_of,
     numbers_positions,
     without_order,

@@ -11,19 +11,9 @@ from torch import Tensor
 
 from op_registry.dimensions.labels import Dimension, Label, atoms
 from op_registry.dimensions.sizes import known_to_hold
-from op_registry.extents.factors import (
-    Along,
-    Factor,
-    Merged,
-    Positions,
-    any_along,
-    fitted,
-    index_along,
-    narrowed,
-    numbers_positions,
-    without_order,
-)
+from op_registry.extents.factors import any_along, fitted, index_along, narrowed
 from op_registry.records.broadcast import reshape_validity
+from op_registry.records.extent import Along, Factor, Merged, Positions, numbers_positions, without_order
 from op_registry.records.regrouped import Part, regrouped
 from op_registry.records.validity import as_bool
 
@@ -148,7 +138,7 @@ def _wide(there: Tensor, operand: Sequence[Dimension]) -> list[Label]:
 # ------------------------------------------------------------------------------------------------------- other sizes
 
 
-def reshaped(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Factor:
+def with_sizes(factor: Factor, shape: Sequence[int], size: Sequence[int]) -> Factor:
     """A factor of a tensor of `shape` whose elements get the sizes of `size`, in order."""
     parts = [p for s, a in zip(shape, factor.along, strict=True) for p in (a.parts if _splits(a, s) else [(s, a)])]
     along = _alongs(parts, size)

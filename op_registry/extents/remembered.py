@@ -15,21 +15,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.extents import ends
-from op_registry.extents.factors import (
-    NUMBERS,
-    Boolean,
-    Extent,
-    Factor,
-    State,
-    confined,
-    conjunction,
-    made_of,
-    said_of,
-    with_extent,
-)
+from op_registry.extents.factors import confined, conjunction, said_of, with_extent
 from op_registry.extents.follow import Mask, Outcome, for_each, is_all_valid
 from op_registry.extents.masks import same_extent
 from op_registry.records.dense import Dense, map_tensors
+from op_registry.records.extent import NUMBERS, Boolean, Extent, Factor, State, made_of
 from op_registry.records.validity import intersect
 from op_registry.rule import Rule, Run
 from op_registry.sparse.permuted import RECORDS, AnyRecord, Permuted

@@ -62,7 +62,7 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
     """The same, whose validity is still the rule's."""
     call = Bound.of(rule, op, args, kwargs)
     if isinstance(rule.dims, Reshaped):
-        return samples.reshaped(call, run)
+        return joins.reshaped(call, run)
     labels = call.labels
     if labels is None:
         if particular.reads_what_is_valid(call):
@@ -94,7 +94,7 @@ def _follower(call: Bound, labels: Labels) -> Follower:
     dims, category = call.rule.dims, call.rule.category
     roles = roles_of_positions(call, labels)
     if category is CHOICE:
-        return samples.chosen
+        return states.chosen
     if category is ASSIGNMENT:
         return indices.written
     if isinstance(dims, Joined):
@@ -163,4 +163,4 @@ def _ordinary(call: Bound, labels: Labels, run: Run) -> Any:
 # What moves elements of dense records.
 _ON_DENSE = frozenset({samples.windowed, samples.in_whole_windows})
 # What knows of which steps its results are states.
-_OF_STATES = frozenset({joins.joined, joins.unsqueezed, samples.chosen, slices.selected, states.of_cell})
+_OF_STATES = frozenset({joins.joined, joins.unsqueezed, states.chosen, slices.selected, states.of_cell})

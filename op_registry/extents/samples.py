@@ -16,36 +16,23 @@ from op_registry.dimensions.labels import Dimension, Label, Labels, Window
 from op_registry.dimensions.movements import Moved
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents import joins, regroup, states, stored
+from op_registry.extents import regroup, stored
 from op_registry.extents.combine import check_holds, combined
 from op_registry.extents.ends import hand_on, keeps_all
 from op_registry.extents.factors import (
-    SAMPLES,
-    Extent,
-    Factor,
-    Merged,
-    Positions,
-    Samples,
     along_dim,
     any_along,
-    as_positions,
     conjunction,
-    extent_of,
     factors_of,
     first_known,
     index_along,
-    is_prefix,
-    maybe_empty,
     narrowed,
-    numbers_positions,
     where_all,
     with_extent,
     with_size,
-    without_order,
 )
 from op_registry.extents.follow import (
     Outcome,
-    any_stored,
     carried_to,
     followed,
     for_each,
@@ -60,6 +47,19 @@ from op_registry.extents.follow import (
 from op_registry.extents.found import with_count
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
+from op_registry.records.extent import (
+    Extent,
+    Factor,
+    Merged,
+    Positions,
+    Samples,
+    as_positions,
+    extent_of,
+    is_prefix,
+    maybe_empty,
+    numbers_positions,
+    without_order,
+)
 from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import InsideRule, Rule, Run
@@ -226,48 +226,6 @@ def _rolled(shift: int, dim: int) -> Callable[[Tensor], Tensor]:
     return lambda t: t.roll(shift, dim)
 
 
-def reshaped(call: Bound, run: Run) -> Any:
-    """The same elements in other sizes: what is merged can be split again."""
-    record = next(iter(call.tensors.values()))
-    result = call.applied(run)
-    if result is record:
-        return result
-    for own, what in [found for f in factors_of(record) for found in regroup.misplaced(f, record.shape, result.shape)]:
-        check_holds(own, refuse(call, f"{what}, where samples do not begin at one; see masked_dispatch.align"))
-    new = None if _splits_one(record) else _inserted(record.shape, result.shape)
-    shape = record.shape if new is None else (*record.shape[:new], 1, *record.shape[new:])
-    if new is not None and _same_sizes(shape, result.shape):
-        return joins.with_new_dimension(record, result, new)
-
-    def moved(factor: Factor) -> Factor:
-        return regroup.reshaped(factor if new is None else joins.with_new(factor, new), shape, result.shape)
-
-    factors = [moved(f) for f in factors_of(record)]
-    kept = [s.moved(moved(s.there)) for s in record.extent.states]
-    return states.with_states(with_factors(result, factors, record.extent.is_mask, grows=False), kept)
-
-
-def _splits_one(record: AnyRecord) -> bool:
-    """Whether a dimension is merged of others, of which one has size 1 and matters: sizes may split it off again."""
-    assert record.extent is not None
-    merged = [a for along in record.extent.known for a in along if isinstance(a, Merged)]
-    return any(part is not None and known_to_hold(size == 1) for a in merged for size, part in a.parts)
-
-
-def _inserted(shape: Sequence[int], size: Sequence[int]) -> int | None:
-    """A dimension of size 1 that sizes have and a shape has not: any, if it is the only difference, or the first."""
-    ones = [d for d, n in enumerate(size) if known_to_hold(n == 1)]
-    if len(size) == len(shape) + 1:
-        for d in ones:
-            if _same_sizes((*size[:d], *size[d + 1 :]), shape):
-                return d
-    return 0 if ones[:1] == [0] and not (shape and known_to_hold(shape[0] == 1)) else None
-
-
-def _same_sizes(a: Sequence[int], b: Sequence[int]) -> bool:
-    return len(a) == len(b) and all(known_to_hold(m == n) for m, n in zip(a, b, strict=True))
-
-
 def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
     """Sorts: of each slice, the first n positions are there."""
     name, record = next(iter(records_of(call).items()))
@@ -294,55 +252,6 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
         return with_factors(result, cut, is_mask)
 
     return for_each_result(results, labels.results, of_result)
-
-
-# -------------------------------------------------------------------------------------------------------------- choices
-
-
-def chosen(call: Bound, labels: Labels, run: Run) -> Any:
-    """`where`: along positions as elementwise; whether the sample is there follows the branch that is chosen."""
-    records = records_of(call)
-    sizes = sizes_of(call, labels)
-    (dims,) = labels.results
-    result = call.applied(run)
-
-    def factors(name: str) -> list[Factor]:
-        record = records[name]
-        return carried_to(factors_of(record), labels.operands[name], dims, sizes, record, result)
-
-    condition, *branches = (factors(name) if name in records else [] for name in call.tensors)
-    of_sample = [[f for f in each if not f.positions] for each in branches]
-    found = [
-        s.moved(there)
-        for name, record in records.items()
-        for s in states.states_of(record)
-        for there in states.carried_state(s.there, labels.operands[name], dims, sizes, record, result)
-    ]
-    kept = states.of_choice(found, [f for each in of_sample for f in each])
-    if not any(of_sample):
-        outcome = with_factors(result, combined([condition, *branches], call.rule.name), only_padded(records))
-        return states.with_states(outcome, kept)
-    if any_stored(call):
-        raise NotLowered("whether a sample is there follows the branch that it chooses, on dense storage")
-    of_positions = [[f for f in each if f.positions] for each in branches]
-    chosen = [*combined([condition, *of_positions], call.rule.name), _of_chosen(call, of_sample, result)]
-    return states.with_states(with_factors(result, chosen, padded=False), kept)
-
-
-def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense) -> Factor:
-    """Whether each sample is there: where some element is chosen from a branch in which it is."""
-    condition = next(iter(call.tensors.values()))
-    test = condition.filled(False) if isinstance(condition, Dense) else condition
-    ones = torch.ones([1] * result.ndim, dtype=torch.int8, device=result.device)
-    first, second = [where_all(each) if each else ones for each in of_sample]
-    there = torch.where(test, first, second)
-    given = [f for each in of_sample for f in each]
-    depends = {d for f in given for d in f.depends}
-    there = there.expand(result.shape) if there.ndim < result.ndim else there
-    others = [d for d in range(result.ndim) if d not in depends and not known_to_hold(there.shape[d] == 1)]
-    there = any_along(there, others)
-    along = tuple(SAMPLES if d in depends else None for d in range(result.ndim))
-    return Factor(along, there, not depends and any(f.step for f in given))
 
 
 # -------------------------------------------------------------------------------------------------------------- windows

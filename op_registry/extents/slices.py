@@ -18,18 +18,18 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import TO_THE_END, Labels, Part
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.extents.ends import batch_end, begins_with_batch, ends_with_batch
-from op_registry.extents.factors import (
+from op_registry.extents.factors import factors_of
+from op_registry.extents.follow import Outcome, for_each_result, refuse
+from op_registry.records.extent import (
     NUMBERS,
     Extent,
     Factor,
     Positions,
     State,
     as_positions,
-    factors_of,
     made_of,
     numbers_positions,
 )
-from op_registry.extents.follow import Outcome, for_each_result, refuse
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
 

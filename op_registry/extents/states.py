@@ -16,25 +16,14 @@ import torch
 
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Elementwise, Labels, atoms
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import indices
 from op_registry.extents.combine import combined, laid_out, met
-from op_registry.extents.factors import (
-    NUMBERS,
-    SAMPLES,
-    SCATTERED,
-    Along,
-    Boolean,
-    Extent,
-    Factor,
-    State,
-    confined,
-    factors_of,
-    numbers_samples,
-    where_all,
-)
+from op_registry.extents.factors import any_along, confined, factors_of, where_all
 from op_registry.extents.follow import (
     Outcome,
+    any_stored,
     carried_to,
     for_each_result,
     only_padded,
@@ -45,9 +34,21 @@ from op_registry.extents.follow import (
 from op_registry.extents.found import layout_of
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
+from op_registry.records.extent import (
+    NUMBERS,
+    SAMPLES,
+    SCATTERED,
+    Along,
+    Boolean,
+    Extent,
+    Factor,
+    State,
+    numbers_samples,
+)
 from op_registry.records.validity import as_int8
 from op_registry.rule import Run
 from op_registry.sparse.permuted import RECORDS, AnyRecord
+from op_registry.sparse.record import NotLowered
 
 
 def states_of(record: AnyRecord) -> tuple[State, ...]:
@@ -260,3 +261,52 @@ def _known(factors: Sequence[Factor]) -> tuple[Along, ...]:
     """What is known of each dimension where all of these factors are."""
     knowns = zip(*[f.along for f in factors], strict=True)
     return tuple(functools.reduce(met, [k for k in each if k is not None]) if any(each) else None for each in knowns)
+
+
+# -------------------------------------------------------------------------------------------------------------- choices
+
+
+def chosen(call: Bound, labels: Labels, run: Run) -> Any:
+    """`where`: along positions as elementwise; whether the sample is there follows the branch that is chosen."""
+    records = records_of(call)
+    sizes = sizes_of(call, labels)
+    (dims,) = labels.results
+    result = call.applied(run)
+
+    def factors(name: str) -> list[Factor]:
+        record = records[name]
+        return carried_to(factors_of(record), labels.operands[name], dims, sizes, record, result)
+
+    condition, *branches = (factors(name) if name in records else [] for name in call.tensors)
+    of_sample = [[f for f in each if not f.positions] for each in branches]
+    found = [
+        s.moved(there)
+        for name, record in records.items()
+        for s in states_of(record)
+        for there in carried_state(s.there, labels.operands[name], dims, sizes, record, result)
+    ]
+    kept = of_choice(found, [f for each in of_sample for f in each])
+    if not any(of_sample):
+        outcome = with_factors(result, combined([condition, *branches], call.rule.name), only_padded(records))
+        return with_states(outcome, kept)
+    if any_stored(call):
+        raise NotLowered("whether a sample is there follows the branch that it chooses, on dense storage")
+    of_positions = [[f for f in each if f.positions] for each in branches]
+    chosen = [*combined([condition, *of_positions], call.rule.name), _of_chosen(call, of_sample, result)]
+    return with_states(with_factors(result, chosen, padded=False), kept)
+
+
+def _of_chosen(call: Bound, of_sample: Sequence[Sequence[Factor]], result: Dense) -> Factor:
+    """Whether each sample is there: where some element is chosen from a branch in which it is."""
+    condition = next(iter(call.tensors.values()))
+    test = condition.filled(False) if isinstance(condition, Dense) else condition
+    ones = torch.ones([1] * result.ndim, dtype=torch.int8, device=result.device)
+    first, second = [where_all(each) if each else ones for each in of_sample]
+    there = torch.where(test, first, second)
+    given = [f for each in of_sample for f in each]
+    depends = {d for f in given for d in f.depends}
+    there = there.expand(result.shape) if there.ndim < result.ndim else there
+    others = [d for d in range(result.ndim) if d not in depends and not known_to_hold(there.shape[d] == 1)]
+    there = any_along(there, others)
+    along = tuple(SAMPLES if d in depends else None for d in range(result.ndim))
+    return Factor(along, there, not depends and any(f.step for f in given))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +20,12 @@ from torch import Tensor
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.counting import count_ones
 from op_registry.records.dims import Dims, Number, wrap_dims
+from op_registry.records.extent import Extent
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.kept import kept_with
 from op_registry.records.tracing import being_traced, may_be_read, under_transform
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.records.zeros import known_zero
-
-if TYPE_CHECKING:
-    from op_registry.extents.factors import Extent
 
 
 def valid_in_all(*records: Any) -> Tensor | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch._ops import OpOverload
 from op_registry.records.broadcast import aligned_validity, reshape_validity
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Dims, with_leading_dims, wrap_dims
+from op_registry.records.extent import Extent
 from op_registry.sparse.broadcast import with_coordinates
 from op_registry.sparse.coordinates import ravel
 from op_registry.sparse.layout import COO
@@ -41,9 +42,6 @@ from op_registry.sparse.record import (
     with_sparse_dims,
 )
 from op_registry.sparse.record import to_dense as sparse_to_dense
-
-if TYPE_CHECKING:
-    from op_registry.extents.factors import Extent
 
 # The dimensions of the base that each visible dimension consists of.
 Groups = tuple[tuple[int, ...], ...]

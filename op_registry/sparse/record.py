@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from op_registry.records.broadcast import aligned_validity, full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, wrap_dims
 from op_registry.records.dtypes import on_signed_bits
+from op_registry.records.extent import Extent
 from op_registry.records.kept import kept_with, once_in_graph
 from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow
 from op_registry.records.validity import as_bool, as_int8
@@ -29,9 +29,6 @@ from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unra
 from op_registry.sparse.gather_scatter import gather
 from op_registry.sparse.layout import COO, Layout
 from op_registry.sparse.pattern import Pattern, pattern_of
-
-if TYPE_CHECKING:
-    from op_registry.extents.factors import Extent
 
 
 class NotLowered(Exception):

@@ -10,8 +10,9 @@ from torch import Tensor
 
 import masked_dispatch as md
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.extents import factors, run
+from op_registry.extents import run
 from op_registry.extents.remembered import Place, forget_plans
+from op_registry.records import extent as of_records
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x.mean(1),
@@ -107,11 +108,11 @@ def test_a_write_of_the_same_positions_is_silent() -> None:
 
 
 def test_what_is_numbered_of_batches_of_other_sizes_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factors, "_MOST", 20)
+    monkeypatch.setattr(of_records, "_MOST", 20)
     for size in range(3, 60):
         x = md.from_lengths(torch.ones(2, size, 2), torch.tensor([size, 1]))
         x.flatten(1)[:, :size].sum(1)
-        assert len(factors._numbers) <= 21
+        assert len(of_records._numbers) <= 21
 
 
 @pytest.mark.parametrize("kind", ["mask", "extent"])

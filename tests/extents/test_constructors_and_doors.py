@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import masked_dispatch as md
 from masked_dispatch import interop
-from op_registry.extents.factors import LETTERS, Extent
+from op_registry.records.extent import LETTERS, Extent
 
 LENGTHS = torch.tensor([3, 1, 2])
 THERE = torch.arange(3) < LENGTHS[:, None]

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from op_registry.conformance.subjects import find_subject
-from op_registry.extents import factors, follow, joins, remembered, samples, states
-from op_registry.extents.factors import Factor
+from op_registry.extents import follow, joins, remembered, samples, states
 from op_registry.extents.follow import Outcome
 from op_registry.fuzz import padded_programs, padding
 from op_registry.fuzz.command import Settings, check_seed, snippet
 from op_registry.fuzz.padded_programs import can_be_drawn, program_of_samples
 from op_registry.fuzz.padding import Tally
 from op_registry.records.dense import Dense
+from op_registry.records.extent import PREFIX, Factor
 
 STEPS = 8
 
@@ -87,8 +87,8 @@ def those_of_all(
 WRONG: dict[str, tuple[object, str, Callable[..., object]]] = {
     "what is there is not asked for masks": (remembered, "finished", mask_of_the_rule),
     "samples are turned with the batch": (samples, "_within", lambda record, dim, source: record),
-    "a join has no parts": (joins, "_positions", lambda *_: factors.PREFIX),
-    "windows do not take samples to the front": (samples, "_croppable", lambda call, record, dim: record),
+    "a join has no parts": (joins, "_positions", lambda *_: PREFIX),
+    "windows do not take samples to the front": (samples, "_croppable", lambda call, record, dim, strided: record),
     "samples that are joined again have the positions of all": (joins, "_index_by_index", those_of_all),
     "stacked states are there at every step": (states, "stacked", lambda parts, dim, is_new, name: ([], ())),
     "what is made of nothing is invalid": (follow, "used_up", lambda *_: ()),
