@@ -14,7 +14,7 @@ from masked_dispatch.engine_internals import (
     frames_to_caller,
     is_the_callers,
 )
-from op_registry.extents import ends
+from op_registry.extents import slices
 
 Frame = tuple[str, FrameType | TracedFrame | None]
 
@@ -102,5 +102,5 @@ def is_torchs_own(module: str) -> bool:
 
 def install() -> None:
     """Called once, when the package is imported."""
-    ends.listeners.append(_batch_end)
-    ends.emptied.append(_emptied)
+    slices.listeners.append(_batch_end)
+    slices.emptied.append(_emptied)

@@ -18,7 +18,7 @@ from masked_dispatch.interop.crossing import as_masked, filled, mask_of, takes
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_flatten, tree_map, tree_unflatten
 from op_registry import MaskedSemanticsError
-from op_registry.extents.exported import stated
+from op_registry.extents.found import stated
 from op_registry.windows import windows_mean_now
 
 

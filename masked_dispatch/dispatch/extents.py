@@ -27,9 +27,8 @@ from op_registry import MaskedSemanticsError, resolve
 from op_registry.extents.factors import confined, conjunction, factors_of
 from op_registry.extents.follow import is_all_valid
 from op_registry.extents.found import there_too
-from op_registry.extents.masks import of_target, same_mask
-from op_registry.extents.regions import explicit
 from op_registry.extents.run import run_with_extents
+from op_registry.extents.writes import explicit, of_target, same_mask
 from op_registry.records.dense import Dense
 from op_registry.records.extent import Extent
 from op_registry.records.tracing import assert_when_run, being_traced, may_be_read

@@ -30,11 +30,9 @@ from masked_dispatch.tensor.other_devices import transformed_elsewhere, wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
-from op_registry.extents.exported import as_stated
 from op_registry.extents.factors import there, with_extent
-from op_registry.extents.found import padded, padded_along, stores_whole_rows
-from op_registry.extents.layouts import in_layout
-from op_registry.extents.masks import extent_under, under, united
+from op_registry.extents.found import as_stated, in_layout, padded, padded_along, stores_whole_rows
+from op_registry.extents.writes import extent_under, under, united
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number, shape_alone, wrap_dims

@@ -18,7 +18,7 @@ from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.extents import samples
-from op_registry.extents.masks import placed_as, united_in_groups
+from op_registry.extents.writes import placed_as, united_in_groups
 from op_registry.records.dense import Dense
 from op_registry.records.extent import Merged, as_positions, is_prefix
 from op_registry.sparse.permuted import to_dense

@@ -23,8 +23,8 @@ from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
 from op_registry import registry
-from op_registry.extents.masks import united
 from op_registry.extents.run import has_extent, run_with_extents
+from op_registry.extents.writes import united
 from op_registry.laws.categories import ELEMENTWISE, LOSS, REFUSED
 from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense, map_tensors

@@ -11,7 +11,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import with_extent
-from op_registry.extents.layouts import in_layout
+from op_registry.extents.found import in_layout
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool
 from op_registry.sparse.elementwise import align_to

@@ -10,7 +10,7 @@ from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry.extents.factors import with_extent
-from op_registry.extents.masks import extent_under
+from op_registry.extents.writes import extent_under
 from op_registry.records.dense import Dense
 from op_registry.records.dims import shape_alone
 from op_registry.records.validity import as_int8, intersect

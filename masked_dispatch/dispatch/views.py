@@ -33,9 +33,9 @@ from masked_dispatch.torch_internals import (
     under_transform,
 )
 from op_registry import MaskedSemanticsError
-from op_registry.extents.regions import region_of, shown
 from op_registry.extents.remembered import PartOfEach
 from op_registry.extents.run import run_with_extents
+from op_registry.extents.writes import extent_in, region_of
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.zeros import hand_on, known_zero, remember_zero
@@ -184,7 +184,7 @@ def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedT
             region = region_of(base._data, view._data)
             if region is None:
                 raise MaskedSemanticsError(extent_not_carried(base, "as_strided with other dimensions than its own"))
-            view._extent = shown(base._extent, region)
+            view._extent = extent_in(base._extent, region)
         share_storage(view, base)
         make_view_family(base, view, addressed=base._validity is not None)
     return view

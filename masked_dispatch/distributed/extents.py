@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from op_registry import MaskedSemanticsError
-from op_registry.extents.batches import extent_of_rows, extent_of_samples
 from op_registry.extents.factors import factors_of
-from op_registry.extents.masks import known_of_union
-from op_registry.extents.plain import known_of, read
+from op_registry.extents.joins import extent_of_rows, extent_of_samples
+from op_registry.extents.pieces import in_plain_values, read
+from op_registry.extents.writes import known_of_union
 from op_registry.records.dense import Dense
 from op_registry.records.extent import Along, Extent, Factor, Merged, Positions, Samples, extent_of, numbers_positions
 from op_registry.sparse.permuted import AnyRecord
@@ -28,7 +28,7 @@ Told = Sequence[Any] | None
 
 def told_of(record: AnyRecord) -> Told:
     """What a description holds of a record's extent."""
-    return None if record.extent is None else (record.extent.is_mask, known_of(record.extent))
+    return None if record.extent is None else (record.extent.is_mask, in_plain_values(record.extent))
 
 
 def told_of_all(records: Sequence[AnyRecord]) -> tuple[Told, ...]:

@@ -23,7 +23,7 @@ from masked_dispatch.distributed.operands import replace_extent
 from masked_dispatch.distributed.transport import Awaited
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
-from op_registry.extents.batches import extent_of_rows
+from op_registry.extents.joins import extent_of_rows
 from op_registry.sparse.record import Sparse
 
 

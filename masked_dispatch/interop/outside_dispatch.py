@@ -39,7 +39,7 @@ from masked_dispatch.torch_internals import (
     python_function_of,
 )
 from op_registry import MaskedSemanticsError
-from op_registry.extents.batches import extent_of_samples
+from op_registry.extents.joins import extent_of_samples
 from op_registry.laws.categories import known_all_valid
 from op_registry.ops.attention.modules import OPERATOR
 from op_registry.ops.reductions.torch_masked import OPERATORS

@@ -32,7 +32,7 @@ from masked_dispatch.forks import Lock
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import remove_module_hook
-from op_registry.extents import ends
+from op_registry.extents import slices
 from op_registry.sparse.record import on_dense
 
 _recorders: contextvars.ContextVar[tuple[Recorder, ...]] = contextvars.ContextVar("masked_dispatch.traces", default=())
@@ -46,7 +46,7 @@ _TOLD: tuple[tuple[list[Any], Callable[[Recorder, Any], None]], ...] = (
     (on_densify, lambda r, what: r.densified(what)),
     (on_dense, lambda r, what: r.stored_densely(what)),
     (update_policy.listeners, lambda r, what: r.mask_dropped(what)),
-    (ends.listeners, lambda r, what: r.batch_end(what)),
+    (slices.listeners, lambda r, what: r.batch_end(what)),
 )
 # Whether compiled functions run uncompiled yet; False until the process loads the compiler.
 _stance_is_set = [False]

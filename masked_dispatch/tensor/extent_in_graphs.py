@@ -13,13 +13,7 @@ from torch import Tensor
 
 from masked_dispatch.torch_internals import without_torch_dispatch
 from op_registry import MaskedSemanticsError
-from op_registry.extents.pieces import (
-    Known,
-    booleans_of,
-    known_of,
-    shape_of_sizes,
-    together,
-)
+from op_registry.extents.pieces import Known, booleans_of, known_of, shape_of_sizes, together
 from op_registry.records.extent import Extent
 from op_registry.records.tracing import being_traced
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from masked_dispatch.tensor.messages import written_through_view
 from op_registry import MaskedSemanticsError
-from op_registry.extents.combine import together
 from op_registry.extents.factors import conjunction, factors_of
-from op_registry.extents.regions import (
+from op_registry.extents.meetings import together
+from op_registry.extents.writes import (
     are_same,
     explicit,
+    extent_in,
     new_states,
     region_of,
-    shown,
     states_written,
     there_in,
     without_region,
@@ -72,7 +72,7 @@ class SharedExtent:
                     f"a view of shape {tuple(member.shape)} has other dimensions than its base, and a write has "
                     "changed which positions of the base are there. Take the view again, after the write."
                 )
-            member._part_of_extent = known = (extent, shown(extent, region))
+            member._part_of_extent = known = (extent, extent_in(extent, region))
         return known[1]
 
     def validity_there(self, member: MaskedTensor, validity: Tensor | None) -> Tensor | None:

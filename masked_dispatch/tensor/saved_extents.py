@@ -14,7 +14,7 @@ from masked_dispatch.tensor.file_format import own
 from masked_dispatch.tensor.saved import check_saved, has_values, problem_of_validity
 from op_registry.extents.factors import conjunction, factors_of
 from op_registry.extents.found import contradiction
-from op_registry.extents.plain import known_of, read
+from op_registry.extents.pieces import in_plain_values, read
 from op_registry.records.dense import Dense
 from op_registry.records.extent import Extent, Factor
 from op_registry.records.kept import without_kept
@@ -26,7 +26,7 @@ def parts_of_extent(extent: Extent | None) -> tuple[tuple[Any, ...], ...]:
     if extent is None or not extent.factors:  # (of which step a tensor is the state, a file does not say)
         return ()
     theres = (None if factor.said is None else without_kept(factor.there) for factor in extent.factors)
-    return ((extent.is_mask, known_of(extent, counts=True), *theres),)
+    return ((extent.is_mask, in_plain_values(extent, counts=True), *theres),)
 
 
 def saved_extent(tensor: Tensor, parts: object, masked: type[Tensor]) -> Extent | None:

@@ -16,7 +16,7 @@ import torch
 from op_registry.bound import Bound
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.dimensions.labels import Labels
-from op_registry.extents import follow, indices, joins, particular, samples, slices
+from op_registry.extents import follow, indices, joins, run, samples, slices
 from op_registry.extents.remembered import forget_plans
 from op_registry.ops.windows import padding
 from op_registry.records.dense import Dense
@@ -167,17 +167,17 @@ def not_compacted(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda record, dim: record
 
 
-@_way("the triangle of the batch", particular, "is_prefix", "tril", "triu")
+@_way("the triangle of the batch", run, "is_prefix", "tril", "triu")
 def of_the_batch(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda along: True
 
 
-@_way("is_causal counts in the batch", particular, "_same", "nn_functional_scaled_dot_product_attention")
+@_way("is_causal counts in the batch", run, "_same", "nn_functional_scaled_dot_product_attention")
 def any_layout(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda operands: True
 
 
-@_way("an integral over one position is nothing", particular, "unite", "trapezoid")
+@_way("an integral over one position is nothing", run, "unite", "trapezoid")
 def no_integral(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda validity, few: validity
 

@@ -4,29 +4,27 @@ Padding is no unknown value of a sample; it is not there. A record may carry, be
 conjunction of *factors*, each a boolean that depends on some dimensions and numbers positions along some of these. What
 becomes of it in a call follows from the dimensions that the operator's rule states, here and in no rule.
 
-    factors    factors and extents; what is known of each dimension
-    follow     the extents of a call's results
-    combine    factors that meet in one result
-    regroup    dimensions that are merged and split
+    run         run a rule where operands have extents: what follows from its dimensions, or a refusal
+    follow      the extents of results along dimensions that are batch, worked along or gone
+    meetings    factors that move to a result, and meet there
+    slices      parts of dimensions, and ends of a batch
+    samples     calls that act within each sample: flips, sorts, windows
+    indices     reading and writing at computed positions
+    joins       operands one behind the other, new dimensions, other sizes
+    states      carried states, which live on past a sample's end; choices
+    writes      another mask, accumulation, and writes to parts of memory
     remembered  the same calls again
-    stored     what an extent needs of sparse records
-    layouts    records with extents in another layout
-    slices     views that leave positions out
-    joins      operands one behind the other
-    states     carried states, which live on past a sample's end
-    batches    tensors that become samples of one
-    samples    calls that act within each sample: flip, roll, gather to the front
-    exported   what an exported program says of its example's
-    plain      what is known of dimensions, in files and messages
-    regions    parts of a tensor's memory: views of it, and writes through them
+    found       the extent that a boolean says; packed batches, exported programs
+    pieces      extents apart, for graphs, files and messages
+    factors     the factors of a record's extent, and the algebra of their booleans
 """
 
-from op_registry.extents.batches import of_lengths
-from op_registry.extents.ends import keeps_all
 from op_registry.extents.factors import along_dim, factors_of, there
 from op_registry.extents.follow import with_factors, without
+from op_registry.extents.joins import of_lengths
 from op_registry.extents.remembered import finished
 from op_registry.extents.samples import WITHIN_SAMPLES
+from op_registry.extents.slices import keeps_all
 from op_registry.records.extent import Factor, Merged, as_positions, maybe_empty
 
 __all__ = [

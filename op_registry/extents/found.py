@@ -1,4 +1,7 @@
-"""The extent of a tensor that somebody says is padded: what a boolean knows, read from its values once."""
+"""The extent of a tensor that somebody says is padded: what a boolean knows, read from its values once.
+
+Of a packed batch, of a record in another layout, and of an exported program's example, too.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.extents import stored
-from op_registry.extents.factors import any_along, confined, factors_of, index_along, narrowed, where_all, with_extent
+from op_registry.errors import MaskedSemanticsError
+from op_registry.extents.factors import (
+    any_along,
+    confined,
+    conjunction,
+    factors_of,
+    index_along,
+    narrowed,
+    packed,
+    validity_over,
+    where_all,
+    with_extent,
+)
 from op_registry.extents.follow import is_all_valid
 from op_registry.records.dense import Dense
-from op_registry.records.extent import LETTERS, PREFIX, SAMPLES, SCATTERED, Along, Factor, Merged, Positions, extent_of
-from op_registry.records.tracing import computed_at_once, may_be_read, recording
-from op_registry.records.validity import as_bool, as_int8
+from op_registry.records.extent import (
+    LETTERS,
+    PREFIX,
+    SAMPLES,
+    SCATTERED,
+    Along,
+    Extent,
+    Factor,
+    Merged,
+    Positions,
+    extent_of,
+    letters_of,
+)
+from op_registry.records.tracing import assert_when_run, computed_at_once, may_be_read, recording
+from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.sparse.layout import Block, Layout
 from op_registry.sparse.permuted import AnyRecord, keeps_dims_in_view, shown
-from op_registry.sparse.record import Sparse
+from op_registry.sparse.record import Sparse, from_dense, to_layout
 
 
 def padded(record: AnyRecord, extent: Tensor | None, dims: Sequence[int] | None, samples: int = 0) -> Any:
@@ -59,7 +86,7 @@ def _validity(record: AnyRecord) -> Tensor | None:
     base, groups = shown(record)
     whole = base.values.validity is None
     inner = [dim for dim, group in enumerate(groups) if whole and all(d >= base.pattern.ndim for d in group)]
-    return stored.validity_over(record, inner)().expand(record.shape)
+    return validity_over(record, inner)().expand(record.shape)
 
 
 def stores_whole_rows(record: AnyRecord) -> bool:
@@ -98,7 +125,7 @@ def of_packed(record: Sparse) -> Sparse:
     """
     if 0 in record.dense_sizes:
         return record
-    rows = stored.validity_over(Sparse(Dense(record.values.data), record.pattern), list(range(2, record.ndim)))()
+    rows = validity_over(Sparse(Dense(record.values.data), record.pattern), list(range(2, record.ndim)))()
     along: tuple[Along, ...] = (SAMPLES, layout_of(rows, 1), *(None for _ in record.dense_sizes))
     return Sparse(record.values, record.pattern, extent_of([Factor(along, rows)], record.values.validity is None))
 
@@ -173,4 +200,83 @@ def _of_positions(known: Positions, there: Tensor, dim: int) -> str | None:
         return f"it states that positions follow one another along dimension {dim}, and those of its extent do not"
     if known.nonempty and not bool(count.all()):
         return f"it states that every sample has a position along dimension {dim}, and one of its extent has none"
+    return None
+
+
+# -------------------------------------------------------------------------------------------------------- other layouts
+
+
+def in_layout(record: Dense | Sparse, layout: Layout, dims: int | None, block: Block | None) -> Sparse:
+    """The record in a layout, with its extent, which is carried beside what is stored.
+
+    Packed storage stores the positions that are there: a row that is there and missing is stored, and invalid.
+    """
+    extent = record.extent
+    if extent is None:
+        found = _converted(record, layout, dims, block)
+        return of_packed(found) if layout.of_sequences else found
+    there = None if extent.is_mask or not layout.of_sequences else conjunction(factors_of(record))
+    is_so = isinstance(record, Sparse) and record.pattern.layout == layout
+    if there is None or is_so:
+        found = _converted(record, layout, dims, block)
+    else:
+        found = packed(record, there, layout)
+    result: Sparse = with_extent(found, extent)
+    return result
+
+
+def _converted(record: Dense | Sparse, layout: Layout, dims: int | None, block: Block | None) -> Sparse:
+    return from_dense(record, layout, dims, block) if isinstance(record, Dense) else to_layout(record, layout, block)
+
+
+# ---------------------------------------------------------------------------------------------------- exported programs
+
+
+def stated(extent: Extent) -> str:
+    """What is known of an extent as text: a letter for each dimension, factor by factor.
+
+    Raises MaskedSemanticsError for dimensions that are merged of others.
+    """
+    if any(isinstance(along, Merged) for factor in extent.factors for along in factor.along):
+        raise MaskedSemanticsError(
+            "an example has a dimension that is merged of others, of which it knows which positions are there. "
+            "Merge dimensions inside the module; or pass x.without_extent(), in which padding counts as missing"
+        )
+    return ",".join(letters_of(factor.along) for factor in extent.factors)
+
+
+def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
+    """The record with an extent, None: its mask, of which `known` holds; a graph asserts that it does."""
+    given = record.full_validity if extent is None else as_int8(extent.expand(record.shape))
+    if given is None:
+        given = torch.ones([1] * record.ndim, dtype=torch.int8, device=record.device).expand(record.shape)
+    factors = []
+    for letters in known.split(","):
+        there = as_bool(given)
+        for dim, letter in enumerate(letters):
+            there = there.any(dim, keepdim=True) if letter == "-" else there
+        factors.append(Factor(tuple(LETTERS[letter] for letter in letters), as_int8(there)))
+    fits = [as_bool(where_all(factors)).expand(record.shape) == as_bool(given)]
+    fits += [fit for f in factors for dim in f.positions if (fit := _as_known(f, dim)) is not None]
+    for fit in fits:
+        assert_when_run(
+            fit,
+            f"a batch is padded otherwise than the example of this program, whose dimensions are {known} (s: samples, "
+            "p: positions from index 0 on, c: contiguous ones, -: neither). Pad it as the example is, or export again",
+        )
+    validity = record.validity if extent is None else intersect(record.validity, given)
+    return Dense(record.data, validity, extent_of(factors, is_mask=extent is None))
+
+
+def _as_known(factor: Factor, dim: int) -> Tensor | None:
+    """Whether samples lie along `dim` as the factor knows; None if it knows nothing of their order."""
+    along, valid = factor.along[dim], as_bool(factor.there)
+    assert isinstance(along, Positions)
+    count = valid.cumsum(dim)
+    total = valid.sum(dim, keepdim=True)
+    if along.is_prefix:
+        index = torch.ones_like(count).cumsum(dim)
+        return valid == (index <= total)
+    if along.contiguous:
+        return valid == ((count > 0) & (valid.flip(dim).cumsum(dim).flip(dim) > 0))
     return None

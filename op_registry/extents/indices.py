@@ -15,8 +15,6 @@ from op_registry.dimensions.movements import AtIndices, Indexed
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.dimensions.views import View
 from op_registry.extents import slices
-from op_registry.extents.combine import check_holds, check_meetings, combined
-from op_registry.extents.ends import differs
 from op_registry.extents.factors import factors_of, first_known, narrowed, there, with_extent
 from op_registry.extents.follow import (
     any_stored,
@@ -28,7 +26,8 @@ from op_registry.extents.follow import (
     sizes_of,
     with_factors,
 )
-from op_registry.extents.regroup import carried
+from op_registry.extents.meetings import carried, check_holds, check_meetings, combined
+from op_registry.extents.slices import differs
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
 from op_registry.records.extent import (

@@ -16,28 +16,40 @@ from torch import Tensor
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.dimensions.sizes import known_to_hold
-from op_registry.extents import regroup, states
-from op_registry.extents.combine import check_holds, combined, laid_out, met
-from op_registry.extents.factors import any_along, factors_of, first_known, narrowed, where_all
-from op_registry.extents.follow import Outcome, only_padded, records_of, refuse, there_says_all, with_factors
+from op_registry.errors import MaskedSemanticsError
+from op_registry.extents import states
+from op_registry.extents.factors import any_along, factors_of, first_known, index_along, narrowed, where_all
+from op_registry.extents.follow import (
+    Outcome,
+    is_all_valid,
+    only_padded,
+    records_of,
+    refuse,
+    there_says_all,
+    with_factors,
+)
 from op_registry.extents.found import layout_of
-from op_registry.extents.masks import same_extent
+from op_registry.extents.meetings import check_holds, combined, laid_out, met, misplaced, with_sizes
+from op_registry.extents.writes import same_extent
+from op_registry.records.dense import Dense
 from op_registry.records.extent import (
     PREFIX,
     SAMPLES,
     SCATTERED,
     Along,
+    Extent,
     Factor,
     Merged,
     Positions,
     Samples,
+    extent_of,
     is_nonempty,
     is_prefix,
     made_of,
     numbers_positions,
     numbers_samples,
 )
-from op_registry.records.validity import as_int8
+from op_registry.records.validity import as_int8, intersect
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
 
@@ -230,7 +242,7 @@ def reshaped(call: Bound, run: Run) -> Any:
     result = call.applied(run)
     if result is record:
         return result
-    for own, what in [found for f in factors_of(record) for found in regroup.misplaced(f, record.shape, result.shape)]:
+    for own, what in [found for f in factors_of(record) for found in misplaced(f, record.shape, result.shape)]:
         check_holds(own, refuse(call, f"{what}, where samples do not begin at one; see masked_dispatch.align"))
     new = None if _splits_one(record) else _inserted(record.shape, result.shape)
     shape = record.shape if new is None else (*record.shape[:new], 1, *record.shape[new:])
@@ -238,7 +250,7 @@ def reshaped(call: Bound, run: Run) -> Any:
         return with_new_dimension(record, result, new)
 
     def moved(factor: Factor) -> Factor:
-        return regroup.with_sizes(factor if new is None else with_new(factor, new), shape, result.shape)
+        return with_sizes(factor if new is None else with_new(factor, new), shape, result.shape)
 
     factors = [moved(f) for f in factors_of(record)]
     kept = [s.moved(moved(s.there)) for s in record.extent.states]
@@ -264,3 +276,71 @@ def _inserted(shape: Sequence[int], size: Sequence[int]) -> int | None:
 
 def _same_sizes(a: Sequence[int], b: Sequence[int]) -> bool:
     return len(a) == len(b) and all(known_to_hold(m == n) for m, n in zip(a, b, strict=True))
+
+
+# ----------------------------------------------------------------------------------- tensors that become samples of one
+
+
+def of_lengths(batch: Dense, lengths: Tensor, batch_first: bool) -> Dense:
+    """Sequences with padding behind them, (B, T, ...) or (T, B, ...): valid where they are and there.
+
+    lengths  int64 (B): how many positions each sequence has, at least one
+    """
+    samples, steps = (0, 1) if batch_first else (1, 0)
+    there = index_along(steps, batch.shape[steps], 2, batch.device) < lengths.unsqueeze(steps)
+    along: list[Along] = [None] * batch.ndim
+    along[samples], along[steps] = SAMPLES, Positions(nonempty=True)
+    factor = Factor(tuple(along), as_int8(there.reshape(*there.shape, *[1] * (batch.ndim - 2))))
+    return Dense(batch.data, intersect(batch.validity, factor.there), extent_of([factor], batch.validity is None))
+
+
+def extent_of_samples(records: Sequence[AnyRecord], name: str) -> Extent | None:
+    """The extent of records of one shape, stacked in a new dimension 0 that numbers samples; `name` is the caller's.
+
+    A record without an extent is there everywhere. Raises MaskedSemanticsError if records know which positions are
+    there by different dimensions.
+    """
+    given = [[f.moved((SAMPLES, *f.along), lambda t: t.unsqueeze(0)) for f in factors_of(r)] for r in records]
+    return _extent_of_rows(records, given, [1] * len(records), name)
+
+
+def extent_of_rows(records: Sequence[AnyRecord], name: str) -> Extent | None:
+    """The extent of records whose rows, in dimension 0, lie one behind the other; as above.
+
+    Raises MaskedSemanticsError if their rows are positions, too.
+    """
+    given = [factors_of(record) for record in records]
+    for record, factors in zip(records, given, strict=True):
+        if any(numbers_positions(factor.along[0]) for factor in factors):
+            raise MaskedSemanticsError(
+                f"{name}: dimension 0 of a tensor of shape {tuple(record.shape)} numbers the positions of its samples, "
+                "and those of several tensors would become one sample's. Move the samples there, x.transpose(0, 1); or "
+                "pass x.without_extent(), in which padding counts as missing."
+            )
+    return _extent_of_rows(records, given, [record.shape[0] for record in records], name)
+
+
+def _extent_of_rows(
+    records: Sequence[AnyRecord], given: Sequence[Sequence[Factor]], rows: Sequence[int], name: str
+) -> Extent | None:
+    padded = all(is_all_valid(r) if r.extent is None else r.extent.is_mask for r in records)
+    kinds = {tuple(factor.depends for factor in factors) for factors in given if factors}
+    if len(kinds) > 1:
+        raise MaskedSemanticsError(
+            f"{name}: tensors of shape {tuple(records[0].shape)} know by different dimensions which of their positions "
+            "are there. Pass x.without_extent(), in which padding counts as missing."
+        )
+    if not kinds:
+        return None
+    number = len(next(iter(kinds)))
+    factors = [_rows_end_to_end([f[n] if f else None for f in given], rows) for n in range(number)]
+    return extent_of(factors, padded)
+
+
+def _rows_end_to_end(factors: Sequence[Factor | None], rows: Sequence[int]) -> Factor:
+    first, *others = [factor for factor in factors if factor is not None]
+    along = first.along
+    for other in others:
+        along = tuple(map(met, along, other.along))
+    parts = [(None if factor is None else factor.there, size) for factor, size in zip(factors, rows, strict=True)]
+    return Factor((SAMPLES, *along[1:]), laid_out(parts, 0, first.there))

@@ -1,10 +1,11 @@
-"""An extent apart, for graphs: its booleans, the sizes that it records, and what is known without either."""
+"""An extent apart: its booleans, sizes, and what is known without either, for graphs; in plain values, for files."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from op_registry.records.extent import (
     Factor,
     Merged,
     Positions,
+    Samples,
     State,
     extent_of,
     maybe_empty,
@@ -164,3 +166,57 @@ def _with_sizes(along: Along, sizes: Iterator[int]) -> Along:
     if not isinstance(along, (Merged, Positions)) or not along.parts:
         return along
     return replace(along, parts=tuple((next(sizes), _with_sizes(part, sizes)) for _, part in along.parts))
+
+
+# --------------------------------------------------------------------------------------------------- files and messages
+
+# None, ("samples",), ("positions", contiguous, from_start, parts) or ("merged", parts); parts are (size, known) each.
+# Samples end with True where a join has made the dimension of samples that may lie at different places.
+# Positions end with True where every sample is known to have one: files say so, messages between ranks do not, whose
+# samples are others.
+Plain = tuple[Any, ...] | None
+
+
+def in_plain_values(extent: Extent, counts: bool = False) -> tuple[tuple[Plain, ...], ...]:
+    """What each factor knows of each dimension, in plain form; with `counts`, whether every sample has a position."""
+    return tuple(tuple(in_plain(along, counts) for along in alongs) for alongs in extent.known)
+
+
+def in_plain(along: Along, counts: bool) -> Plain:
+    if along is None:
+        return None
+    if isinstance(along, Samples):
+        return ("samples", True) if along.apart else ("samples",)
+    parts = tuple((size, in_plain(part, counts)) for size, part in along.parts)
+    if isinstance(along, Merged):
+        return ("merged", parts)
+    known = ("positions", along.contiguous, along.from_start, parts)
+    return (*known, True) if counts and along.nonempty else known
+
+
+def read(plain: object) -> Along:
+    """What is known of a dimension, from its plain form; tuples may be lists. Raises ValueError for anything else."""
+    match plain:
+        case None:
+            return None
+        case ("samples",):
+            return SAMPLES
+        case ("samples", True):
+            return Samples(apart=True)
+        case ("positions", bool(contiguous), bool(from_start), parts):
+            return Positions(contiguous, from_start, _read_parts(parts))
+        case ("positions", bool(contiguous), bool(from_start), parts, True):
+            return Positions(contiguous, from_start, _read_parts(parts), nonempty=True)
+        case ("merged", parts):
+            return Merged(_read_parts(parts))
+    raise ValueError(f"what it knows of a dimension is {plain!r}")
+
+
+def _read_parts(parts: object) -> tuple[tuple[int, Along], ...]:
+    if not isinstance(parts, (tuple, list)) or not all(map(_is_part, parts)):
+        raise ValueError(f"the parts of a dimension of which it knows something are {parts!r}")
+    return tuple((size, read(part)) for size, part in parts)
+
+
+def _is_part(part: object) -> bool:
+    return isinstance(part, (tuple, list)) and len(part) == 2 and type(part[0]) is int and part[0] >= 0

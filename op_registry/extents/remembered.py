@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.extents import ends
+from op_registry.extents import slices
 from op_registry.extents.factors import confined, conjunction, said_of, with_extent
 from op_registry.extents.follow import Mask, Outcome, for_each, is_all_valid
-from op_registry.extents.masks import same_extent
+from op_registry.extents.writes import same_extent
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.extent import NUMBERS, Boolean, Extent, Factor, State, made_of
 from op_registry.records.validity import intersect
@@ -250,7 +250,7 @@ def _first(
     kwargs: Mapping[str, Any],
     outcome: Callable[..., Any],
 ) -> Any:
-    making, told = _Making(records, run), ends.told
+    making, told = _Making(records, run), slices.told
     standing = iter(making.standing)
     args = [map_tensors(lambda _: next(standing), a, RECORDS) for a in args]
     kwargs = {k: map_tensors(lambda _: next(standing), v, RECORDS) for k, v in kwargs.items()}
@@ -260,7 +260,7 @@ def _first(
         if len(raw) == 1:
             _plans[key] = _ITSELF
         return making.raw
-    quiet = not making.read and ends.told == told and len(raw) == len(outcomes)
+    quiet = not making.read and slices.told == told and len(raw) == len(outcomes)
     if not quiet or not all(_is_of(r, o) and _has_plan(o) for r, o in zip(raw, outcomes, strict=True)):
         return for_each(result, lambda one: finished(_without_places(one, records, {})))
     for place in making.places:

@@ -16,9 +16,6 @@ from op_registry.dimensions.labels import Dimension, Label, Labels, Window
 from op_registry.dimensions.movements import Moved
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents import regroup, stored
-from op_registry.extents.combine import check_holds, combined
-from op_registry.extents.ends import hand_on, keeps_all
 from op_registry.extents.factors import (
     along_dim,
     any_along,
@@ -30,6 +27,7 @@ from op_registry.extents.factors import (
     where_all,
     with_extent,
     with_size,
+    within_rows,
 )
 from op_registry.extents.follow import (
     Outcome,
@@ -45,6 +43,8 @@ from op_registry.extents.follow import (
     without,
 )
 from op_registry.extents.found import with_count
+from op_registry.extents.meetings import carried, check_holds, combined
+from op_registry.extents.slices import hand_on, keeps_all
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
 from op_registry.records.extent import (
@@ -184,7 +184,7 @@ def _within(record: AnyRecord, dim: int, shift: int | None) -> AnyRecord:
         return count - 1 - rank if shift is None else (rank - shift) % count.clamp(min=1)
 
     if not isinstance(record, Dense):
-        changed = stored.within_rows(record, dim, source) if record.extent.is_mask else None
+        changed = within_rows(record, dim, source) if record.extent.is_mask else None
         if changed is None:
             raise NotLowered("it works within each sample, on dense storage")
         return with_extent(changed, record.extent)  # type: ignore[no-any-return]
@@ -367,7 +367,7 @@ def _reshaped(record: Dense, size: Sequence[int], dims: Sequence[Dimension], new
     """The same elements in other sizes: `dims` and `new` number the dimensions, of which one is merged of several."""
     validity = record.validity
     sizes: dict[Label, int] = dict(enumerate(size if len(size) > record.ndim else record.shape))
-    factors = [f for factor in factors_of(record) if (f := regroup.carried(factor, dims, new, sizes)) is not None]
+    factors = [f for factor in factors_of(record) if (f := carried(factor, dims, new, sizes)) is not None]
     v = None if validity is None else reshape_validity(validity, record.shape, size)
     return _like(record, Dense(record.data.reshape(size), v), factors)
 

@@ -19,7 +19,6 @@ from op_registry.dimensions.labels import Dimension, Elementwise, Labels, atoms
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import indices
-from op_registry.extents.combine import combined, laid_out, met
 from op_registry.extents.factors import any_along, confined, factors_of, where_all
 from op_registry.extents.follow import (
     Outcome,
@@ -32,6 +31,7 @@ from op_registry.extents.follow import (
     with_factors,
 )
 from op_registry.extents.found import layout_of
+from op_registry.extents.meetings import combined, laid_out, met
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
 from op_registry.records.extent import (

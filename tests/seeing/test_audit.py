@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import masked_dispatch as md
 from masked_dispatch import update_policy
-from op_registry.extents import ends
+from op_registry.extents import slices
 
 LENGTHS = torch.tensor([4, 2, 3])
 THERE = torch.arange(5) < LENGTHS[:, None]
@@ -445,7 +445,7 @@ def test_backward_is_not_looked_at() -> None:
 
 
 def test_it_keeps_no_tensor_and_leaves_nothing_behind() -> None:
-    before = len(update_policy.listeners), len(ends.listeners)
+    before = len(update_policy.listeners), len(slices.listeners)
     gc.collect()
     gc.disable()  # no cycle is made
     try:
@@ -458,7 +458,7 @@ def test_it_keeps_no_tensor_and_leaves_nothing_behind() -> None:
     finally:
         gc.enable()
     assert [f.kind for f in report.findings] == ["divided by size", "lost rows"]
-    assert (len(update_policy.listeners), len(ends.listeners)) == before
+    assert (len(update_policy.listeners), len(slices.listeners)) == before
     x = batch(2)
     x.sum(1) / 5
     assert len(report.findings) == 2
