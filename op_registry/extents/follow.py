@@ -117,21 +117,12 @@ def followed(call: Bound, labels: Labels, result: Any, written: str | None = Non
         gone = used_up(labels, dims, given, sizes)
         if not gone and not found and padded and whole and _has_all(call.rule):
             return Outcome(record, None, "there")
-        if not gone or is_all_valid(record):
-            return with_factors(record, found, padded, grows, whole)
-        moved = carried_from((*dims, *gone), record, depending(given, labels, gone))
-        nothing = without_any([f for factors in moved for f in factors], len(gone), found)
-        if nothing is None:
-            return with_factors(record, found, padded, grows, whole)
-        if call.rule.category is ATTENTION and not isinstance(record, Dense):  # (its rows are those of the queries)
-            return with_factors(zero_where(record, nothing), found, padded=False)
-        if not isinstance(record, Dense):
-            raise NotLowered("samples without positions have results of their own, on dense storage")
-        instead = of_nothing(call, labels, gone)
-        if instead is not None:
-            instead = instead[number] if isinstance(instead, (list, tuple)) else instead
-            record = where_nothing(record, nothing, instead)
-        return with_factors(record, found, padded=False)
+        if gone and not is_all_valid(record):
+            moved = carried_from((*dims, *gone), record, depending(given, labels, gone))
+            nothing = without_any([f for factors in moved for f in factors], len(gone), found)
+            if nothing is not None:
+                return with_factors(_with_results_of_nothing(call, labels, gone, record, number, nothing), found, False)
+        return with_factors(record, found, padded, grows, whole)
 
     return for_each_result(result, labels.results, of_result)
 
@@ -311,7 +302,21 @@ def used_up(labels: Labels, dims: Sequence[Dimension], given: Given, sizes: Mapp
     return () if certain else tuple(found)
 
 
-def of_nothing(call: Bound, labels: Labels, gone: Sequence[Label]) -> Any:
+def _with_results_of_nothing(
+    call: Bound, labels: Labels, gone: Sequence[Label], record: AnyRecord, number: int, nothing: Tensor
+) -> AnyRecord:
+    """A result of a call, with the operator's own for an empty dimension where it is made of nothing along `gone`."""
+    if call.rule.category is ATTENTION and not isinstance(record, Dense):  # (its rows are those of the queries)
+        return zero_where(record, nothing)
+    if not isinstance(record, Dense):
+        raise NotLowered("samples without positions have results of their own, on dense storage")
+    instead = _of_nothing(call, labels, gone)
+    if instead is None:
+        return record
+    return where_nothing(record, nothing, instead[number] if isinstance(instead, (list, tuple)) else instead)
+
+
+def _of_nothing(call: Bound, labels: Labels, gone: Sequence[Label]) -> Any:
     """The results of a call whose operands have no element along these labels; None if it has none."""
     changed: dict[str, Any] = {}
     for name, tensor in call.tensors.items():

@@ -19,7 +19,6 @@ from op_registry.extents.factors import (
     confined,
     conjunction,
     factors_of,
-    index_along,
     narrowed,
     packed,
     validity_over,
@@ -30,7 +29,6 @@ from op_registry.extents.follow import is_all_valid
 from op_registry.records.dense import Dense
 from op_registry.records.extent import (
     LETTERS,
-    PREFIX,
     SAMPLES,
     SCATTERED,
     Along,
@@ -151,17 +149,19 @@ def layout_of(there: Tensor, dim: int) -> Positions:
     """Whether samples are contiguous along `dim`, and begin at 0; where values cannot be read, neither is known."""
     if not may_be_read(there):
         return with_count(SCATTERED, there, dim)
-    size = there.shape[dim]
+    count, begin, follow = _order(there, dim)
+    contiguous, nonempty = bool(follow.all()), bool((count > 0).all())
+    return Positions(contiguous, contiguous and bool(begin.all()), nonempty=nonempty)
+
+
+def _order(there: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each sample: how many positions it has along `dim`, whether they begin at index 0, and follow one another."""
     valid = as_bool(there)
-    index = index_along(dim, size, there.ndim, there.device)
-    count = valid.sum(dim, keepdim=True)
-    nonempty = bool((count > 0).all())
-    if bool((valid == (index < count)).all()):
-        return replace(PREFIX, nonempty=nonempty)
-    last = torch.where(valid, index, -1).amax(dim, keepdim=True)
-    first = torch.where(valid, index, size).amin(dim, keepdim=True)
-    contiguous = bool(((last - first + 1 == count) | (count == 0)).all())
-    return Positions(contiguous=contiguous, from_start=False, nonempty=nonempty)
+    rank, count = valid.cumsum(dim), valid.sum(dim, keepdim=True)
+    before = (rank == 0).sum(dim, keepdim=True)
+    behind = ((rank == count) & ~valid).sum(dim, keepdim=True)
+    has_none = count == 0
+    return count, has_none | (before == 0), has_none | (there.shape[dim] - before - behind == count)
 
 
 def with_count(along: Along, there: Tensor, dim: int) -> Any:
@@ -190,13 +190,10 @@ def contradiction(along: Sequence[Along], there: Tensor) -> str | None:
 
 
 def _of_positions(known: Positions, there: Tensor, dim: int) -> str | None:
-    valid = as_bool(there)
-    size, count = there.shape[dim], valid.sum(dim, keepdim=True)
-    first = there.argmax(dim, keepdim=True)
-    last = size - 1 - there.flip(dim).argmax(dim, keepdim=True)
-    if known.from_start and bool(((count > 0) & (first > 0)).any()):
+    count, begin, follow = _order(there, dim)
+    if known.from_start and not bool(begin.all()):
         return f"it states that samples begin at index 0 of dimension {dim}, and one of its extent does not"
-    if known.contiguous and bool(((count > 0) & (last - first + 1 != count)).any()):
+    if known.contiguous and not bool(follow.all()):
         return f"it states that positions follow one another along dimension {dim}, and those of its extent do not"
     if known.nonempty and not bool(count.all()):
         return f"it states that every sample has a position along dimension {dim}, and one of its extent has none"
@@ -257,7 +254,11 @@ def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
             there = there.any(dim, keepdim=True) if letter == "-" else there
         factors.append(Factor(tuple(LETTERS[letter] for letter in letters), as_int8(there)))
     fits = [as_bool(where_all(factors)).expand(record.shape) == as_bool(given)]
-    fits += [fit for f in factors for dim in f.positions if (fit := _as_known(f, dim)) is not None]
+    for factor in factors:
+        for dim, along in enumerate(factor.along):
+            if isinstance(along, Positions) and along.contiguous:
+                _, begin, follow = _order(factor.there, dim)
+                fits.append(begin & follow if along.from_start else follow)
     for fit in fits:
         assert_when_run(
             fit,
@@ -266,17 +267,3 @@ def as_stated(record: Dense, extent: Tensor | None, known: str) -> Dense:
         )
     validity = record.validity if extent is None else intersect(record.validity, given)
     return Dense(record.data, validity, extent_of(factors, is_mask=extent is None))
-
-
-def _as_known(factor: Factor, dim: int) -> Tensor | None:
-    """Whether samples lie along `dim` as the factor knows; None if it knows nothing of their order."""
-    along, valid = factor.along[dim], as_bool(factor.there)
-    assert isinstance(along, Positions)
-    count = valid.cumsum(dim)
-    total = valid.sum(dim, keepdim=True)
-    if along.is_prefix:
-        index = torch.ones_like(count).cumsum(dim)
-        return valid == (index <= total)
-    if along.contiguous:
-        return valid == ((count > 0) & (valid.flip(dim).cumsum(dim).flip(dim) > 0))
-    return None

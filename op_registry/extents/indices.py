@@ -37,7 +37,6 @@ from op_registry.records.extent import (
     Boolean,
     Extent,
     Factor,
-    is_prefix,
     made_of,
     numbers_positions,
     without_order,
@@ -182,15 +181,19 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
     """
     records = records_of(call)
     first, record = next(iter(records.items()))
-    if isinstance(call.rule.dims, Elementwise):
+    dims = call.rule.dims
+    if isinstance(dims, Elementwise):
         if len([r for r in records.values() if r.extent is not None]) > 1:
             call = call.with_(**{first: with_extent(record, without_whole(record))})
         return followed(call, labels, call.applied(run), written=first)
     if packet_name(call.op) == "masked_scatter":
         return _in_order(call, labels, run)
-    _check_counts(call, labels, records)
+    if not isinstance(dims, (View, Indexed, AtIndices)) and any(
+        r.extent is not None for r in list(records.values())[1:]
+    ):
+        raise refuse(call, "it writes at places that an operand counts in the batch")  # (max_unpool)
     _check_meetings(call, labels, records)
-    if isinstance(call.rule.dims, View) and slices.hides_ends(call, labels, record):
+    if isinstance(dims, View) and slices.hides_ends(call, labels, record):
         raise refuse(call, "bounds from the end are each sample's own in views alone: write x[:, a:-b] = value")
     result: Dense = call.applied(run)
     others = {n: r for n, r in records.items() if n != first and r.extent is not None and r.extent.factors}
@@ -200,21 +203,18 @@ def written(call: Bound, labels: Labels, run: Run) -> Any:
             own = _known_of_target(call, first)
         for name in others:
             if not name.startswith("ind"):
-                if any_stored(call):
-                    raise NotLowered("a source with positions of its own is written on dense storage")
                 result = _from_what_is_there(call, first, name, result)
-    sizes, dims = sizes_of(call, labels), labels.results[0]
-    found = [list(own)]
-    for name, other in others.items():
-        if isinstance(call.rule.dims, View):
-            found.append([_of_a_part(call, first, name, f, labels) for f in factors_of(other)])
-            continue
-        moved = [carried(f, labels.operands[name], dims, sizes) for f in factors_of(other)]
-        found.append([f for f in moved if f is not None])
-    factors = combined(found, call.rule.name)
-    if not factors:
-        return result
-    return with_factors(result, factors, padded=only_padded(records))
+    given = [_of_source(call, labels, name, factors_of(other)) for name, other in others.items()]
+    factors = combined([own, *given], call.rule.name)
+    return with_factors(result, factors, padded=only_padded(records)) if factors else result
+
+
+def _of_source(call: Bound, labels: Labels, name: str, factors: Sequence[Factor]) -> list[Factor]:
+    """The factors of what is written, or of an index, as factors of the result."""
+    if isinstance(call.rule.dims, View):
+        return [_of_a_part(call, next(iter(call.tensors)), name, f, labels) for f in factors]
+    moved = [carried(f, labels.operands[name], labels.results[0], sizes_of(call, labels)) for f in factors]
+    return [f for f in moved if f is not None]
 
 
 def without_whole(record: AnyRecord) -> Extent | None:
@@ -265,26 +265,6 @@ def _of_a_part(call: Bound, first: str, name: str, factor: Factor, labels: Label
     return Factor(along, narrowed(there, along))
 
 
-def _check_counts(call: Bound, labels: Labels, records: Mapping[str, Dense]) -> None:
-    """Refuse positions that count in the batch where samples do not begin at its start, and sources in order."""
-    if isinstance(call.rule.dims, View):
-        roles = ("selected",)
-    elif isinstance(call.rule.dims, (Indexed, AtIndices)) or packet_name(call.op) == "masked_scatter":
-        return
-    elif any(r.extent is not None for r in list(records.values())[1:]):  # max_unpool
-        raise refuse(call, "it writes at places that an operand counts in the batch")
-    else:
-        return
-    for name, record in records.items():
-        for factor in factors_of(record):
-            for along, dim in zip(factor.along, labels.operands[name], strict=True):
-                if labels.role_of(dim) in roles and numbers_positions(along) and not is_prefix(along):
-                    raise refuse(
-                        call,
-                        "it counts from the start of the batch, where samples do not begin; see masked_dispatch.align",
-                    )
-
-
 def _known_of_target(call: Bound, first: str) -> Sequence[Factor]:
     """What is known of the target of an index that knows its own positions.
 
@@ -321,6 +301,8 @@ def _names_all(call: Bound, first: str) -> bool:
 
 def _from_what_is_there(call: Bound, first: str, name: str, result: Dense) -> Dense:
     """The result of an assignment with what it was before wherever the source is not there."""
+    if any_stored(call):
+        raise NotLowered("a source with positions of its own is written on dense storage")
     target = call.tensors[first]
     is_written = _where_written(call, first, there(call.tensors[name]))
     kept = target.full_validity

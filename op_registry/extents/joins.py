@@ -122,28 +122,32 @@ def _factors(parts: Sequence[Part], dim: int, is_new: bool, name: str) -> tuple[
     """The factors of a join, and whether what is valid in its parts is there."""
     if len(parts) == 1 and not is_new:
         return parts[0].factors, True
-    every = [f for part in parts for f in part.factors]
-    knowns = [f.along[dim] for f in every]
+    knowns = [f.along[dim] for part in parts for f in part.factors]
+    others = [[f for f in part.factors if f.along[dim] is None] for part in parts]
+    if any(map(numbers_positions, knowns)):
+        return [*combined(others, name), *_behind_one_another(parts, dim, is_new)], False
+    if any(along is not None for along in knowns):
+        return _each_with_its_own(parts, dim, of_steps=False), False
+    if same_extent([part.record for part in parts]):
+        return parts[0].factors, True
+    return (_each_with_its_own(parts, dim, of_steps=True) if is_new else list(combined(others, name))), False
+
+
+def _behind_one_another(parts: Sequence[Part], dim: int, is_new: bool) -> list[Factor]:
+    """The factors of parts whose positions, or samples, lie end to end along `dim`."""
     in_order = [[f for f in part.factors if numbers_positions(f.along[dim])] for part in parts]
     by_sample = [[f for f in part.factors if numbers_samples(f.along[dim])] for part in parts]
-    others = [[f for f in part.factors if f.along[dim] is None] for part in parts]
-    if any(in_order):
-        found = [_end_to_end(parts, in_order, dim, is_new)]
-        found += [_index_by_index(parts, by_sample, dim, ())] if any(by_sample) else []
-        return [*combined(others, name), *found], False
-    numbered = any(along is not None for along in knowns)
-    if not numbered and same_extent([part.record for part in parts]):
-        return parts[0].factors, True
-    if not numbered and not is_new:
-        return list(combined(others, name)), False
-    found = []
-    for kind in dict.fromkeys(f.positions for f in every):
+    found = [_end_to_end(parts, in_order, dim, is_new)]
+    return [*found, _index_by_index(parts, by_sample, dim, ())] if any(by_sample) else found
+
+
+def _each_with_its_own(parts: Sequence[Part], dim: int, of_steps: bool) -> list[Factor]:
+    """The factors of parts of which each keeps its positions; of those that number none, the parts may be steps."""
+    found: list[Factor] = []
+    for kind in dict.fromkeys(f.positions for part in parts for f in part.factors):
         each = [[f for f in part.factors if f.positions == kind] for part in parts]
-        if not kind and not numbered:
-            found += _steps(parts, each, dim)
-        else:
-            found.append(_index_by_index(parts, each, dim, kind))
-    return found, False
+        found += _steps(parts, each, dim) if of_steps and not kind else [_index_by_index(parts, each, dim, kind)]
+    return found
 
 
 def _index_by_index(

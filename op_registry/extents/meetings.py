@@ -357,37 +357,52 @@ def _moved(
     """A boolean that is moved from the dimensions of an operand to those of a result."""
     if tuple(operand) == tuple(result) and not any(a in known and known[a] is None for a in _wide(there, operand)):
         return there
-    labels = [a for dim in operand for a in atoms(dim)]
-    shape: list[int] = []
-    for size, dim in zip(there.shape, operand, strict=True):
-        parts = atoms(dim)
-        one = known_to_hold(size == 1)
-        shape += [1] * len(parts) if one else [size] if len(parts) == 1 else [sizes[a] for a in parts]
-    there = narrowed(there.reshape(shape), [known.get(a) for a in labels])
-    order = [a for dim in result for a in atoms(dim)]
-    gone = [n for n, a in enumerate(labels) if a not in order and not known_to_hold(there.shape[n] == 1)]
-    there = any_along(there, gone)
-    # (a label may stand for two dimensions of a result, if the factor depends on neither)
-    first = [n for n, a in enumerate(order) if a in labels and a is not None and a not in order[:n]]
-    places = [labels.index(order[n]) for n in first]
-    rest = [n for n in range(len(labels)) if n not in places]
-    there = there.permute([*places, *rest])
-    have = iter(there.shape)
-    there = there.reshape([next(have) if n in first else 1 for n in range(len(order))])
-    if len(order) == len(result):
-        return there
-    wide = [
-        sizes[a] if len(atoms(dim)) > 1 and any(known.get(b) is not None for b in atoms(dim)) else size
-        for dim, a, size in zip([dim for dim in result for _ in atoms(dim)], order, there.shape, strict=True)
-    ]
-    there, widths = there.expand(wide), iter(wide)
-    return there.reshape([math.prod(next(widths) for _ in atoms(dim)) for dim in result])
+    labels, order = ([a for dim in dims for a in atoms(dim)] for dims in (operand, result))
+    there = narrowed(_split_dims(there, operand, sizes), [known.get(a) for a in labels])
+    there = _in_order(there, labels, order)
+    return there if len(order) == len(result) else _merged_dims(there, result, known, sizes)
 
 
 def _wide(there: Tensor, operand: Sequence[Dimension]) -> list[Label]:
     return [
         a for size, dim in zip(there.shape, operand, strict=True) if not known_to_hold(size == 1) for a in atoms(dim)
     ]
+
+
+def _split_dims(there: Tensor, operand: Sequence[Dimension], sizes: Mapping[Label, int]) -> Tensor:
+    """A boolean with a dimension for each label."""
+    shape: list[int] = []
+    for size, dim in zip(there.shape, operand, strict=True):
+        parts = atoms(dim)
+        one = known_to_hold(size == 1)
+        shape += [1] * len(parts) if one else [size] if len(parts) == 1 else [sizes[a] for a in parts]
+    return there.reshape(shape)
+
+
+def _in_order(there: Tensor, labels: Sequence[Label], order: Sequence[Label]) -> Tensor:
+    """A boolean whose dimensions have these labels, with those of `order`: where it holds at an index of the others.
+
+    A label may stand for two dimensions of a result, if the factor depends on neither.
+    """
+    there = any_along(
+        there, [n for n, a in enumerate(labels) if a not in order and not known_to_hold(there.shape[n] == 1)]
+    )
+    first = [n for n, a in enumerate(order) if a in labels and a is not None and a not in order[:n]]
+    places = [labels.index(order[n]) for n in first]
+    there = there.permute([*places, *(n for n in range(len(labels)) if n not in places)])
+    found = iter(there.shape)
+    return there.reshape([next(found) if n in first else 1 for n in range(len(order))])
+
+
+def _merged_dims(there: Tensor, result: Sequence[Dimension], known: Known, sizes: Mapping[Label, int]) -> Tensor:
+    """A boolean with a dimension for each label, of which those of one dimension are merged."""
+    wide: list[int] = []
+    for dim in result:
+        parts, own = atoms(dim), there.shape[len(wide) : len(wide) + len(atoms(dim))]
+        depends = len(parts) > 1 and any(known.get(a) is not None for a in parts)
+        wide += [sizes[a] for a in parts] if depends else own
+    widths = iter(wide)
+    return there.expand(wide).reshape([math.prod(next(widths) for _ in atoms(dim)) for dim in result])
 
 
 # ------------------------------------------------------------------------------------------------------- other sizes

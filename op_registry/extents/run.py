@@ -97,22 +97,45 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
 
 def _follower(call: Bound, labels: Labels) -> Follower:
     """What runs the call: it depends on what the operator does along dimensions that matter to an extent."""
+    follower = _of_statement(call, labels) or _along_positions(call, labels)
+    if follower is not None:
+        return follower
+    category, roles = call.rule.category, roles_of_positions(call, labels)
+    if category is WHOLE_SLICES and roles - {None}:
+        raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")
+    if category is RECURRENT and roles & {"contracted", "each"}:
+        raise refuse(call, "its features, or its layers, would differ from sample to sample")
+    if category is ELEMENTWISE and depends_at(call, labels, "each"):
+        raise refuse(call, "a vector that lies in padding in part has no product; it is not the sample's own")
+    if category is RECURRENT and "scanned" not in labels.roles.values():
+        return states.of_cell
+    if call.rule.name == "multilabel_margin_loss":
+        return listed_classes
+    if roles & {"parameter", "indexed", "selected"}:
+        raise refuse(call, "it may read positions of other samples")
+    return _ordinary
+
+
+def _of_statement(call: Bound, labels: Labels) -> Follower | None:
+    """What runs a call whose category, or statement, says all."""
     dims, category = call.rule.dims, call.rule.category
-    roles = roles_of_positions(call, labels)
     if category is CHOICE:
         return states.chosen
-    if category is ASSIGNMENT:
+    if category is ASSIGNMENT or (isinstance(dims, Indexed) and dims.writes):
         return indices.written
     if isinstance(dims, Joined):
         return joins.joined
-    if isinstance(dims, Indexed) and dims.writes:
-        return indices.written
     if isinstance(dims, (Indexed, AtIndices)):
         return indices.looked_up
     if isinstance(dims, View) and depends_at(call, labels, "selected"):
         return slices.selected
-    if packet_name(call.op).startswith("unsqueeze"):
+    if call.rule.name.startswith("unsqueeze"):
         return joins.unsqueezed
+    return None
+
+
+def _along_positions(call: Bound, labels: Labels) -> Follower | None:
+    """What runs a call that acts on each sample's own positions, or along dimensions that number samples."""
     if depends_at(call, labels, "moved"):
         return samples.moved
     if depends_at(call, labels, "front"):
@@ -121,23 +144,11 @@ def _follower(call: Bound, labels: Labels) -> Follower:
         raise refuse(call, "windows of each sample's own size would give results of other sizes")
     if labels.windows and depends_at(call, labels, "window"):
         return samples.in_whole_windows
-    if "window" in roles:
+    if "window" in roles_of_positions(call, labels):
         return samples.windowed
-    if category is WHOLE_SLICES and roles - {None}:
-        raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")
-    if category is RECURRENT and roles & {"contracted", "each"}:
-        raise refuse(call, "its features, or its layers, would differ from sample to sample")
-    if category is RECURRENT and "scanned" not in labels.roles.values():
-        return states.of_cell
-    if category is ELEMENTWISE and depends_at(call, labels, "each"):
-        raise refuse(call, "a vector that lies in padding in part has no product; it is not the sample's own")
     if "reduced" in map(labels.roles.get, labels.windows):
         return integrated
-    if call.rule.name == "multilabel_margin_loss":
-        return listed_classes
-    if roles & {"parameter", "indexed", "selected"}:
-        raise refuse(call, "it may read positions of other samples")
-    return _ordinary
+    return None
 
 
 def _splits_unordered(call: Bound, labels: Labels) -> bool:
@@ -176,13 +187,14 @@ _OF_STATES = frozenset({joins.joined, joins.unsqueezed, states.chosen, slices.se
 
 
 def check_counts(call: Bound, labels: Labels) -> None:
-    """Refuse what counts positions from 0 along dimensions where samples do not begin there.
+    """Refuse what counts positions from 0 along dimensions where samples do not begin there: bounds of a write, too.
 
     An argument may count them of several operands, as ``is_causal`` does queries and keys: then it is enough that all
     have their samples at the same places. (Packed rows are compared by their places in the sample.)
     """
     records = records_of(call)
-    own = {a for a, role in labels.roles.items() if role == "counted"}
+    counting = ("counted", "selected") if call.rule.category is ASSIGNMENT else ("counted",)
+    own = {a for a, role in labels.roles.items() if role in counting}
     counted = {"": own} | {n: {*counts} for n, counts in labels.counts.items() if call.named.get(n) is True}
     for name, of in counted.items():
         given = []
@@ -193,8 +205,8 @@ def check_counts(call: Bound, labels: Labels) -> None:
         if all(is_prefix(f.along[d]) for factors in given for f, d in factors):
             continue
         if not name or not _same([[f for f, _ in factors] for factors in given]):
-            what = f"{name} counts positions" if name else "it counts positions"
-            raise refuse(call, f"{what} from 0, where samples do not begin; see masked_dispatch.align")
+            why = "counts from the start of the batch, where samples do not begin; see masked_dispatch.align"
+            raise refuse(call, f"{name or 'it'} {why}")
 
 
 def _same(operands: Sequence[Sequence[Factor]]) -> bool:

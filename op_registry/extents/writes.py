@@ -338,29 +338,33 @@ def _placed(
     """
     if any(known is not None and v not in region.dims for v, known in enumerate(factor.along)):
         return None
-    along: list[Along] = []
     # (if it shows all of the tensor, it is a dimension that the view does not have that one sample, or step, numbers)
     whole = [v is not None for v in region.dims] if all(region.whole) else region.whole
+    along: list[Along] = []
+    cut = []
     for d, v in enumerate(region.dims):
         known = None if v is None else factor.along[v]  # (where everything is there, samples are contiguous from 0)
         along.append(known if whole[d] else SAMPLES if known is None else _with_part(base, d, shape[d], region, known))
-    cut = [d for d, v in enumerate(region.dims) if not whole[d] and (v is None or factor.along[v] is None)]
-    of_steps = bool(factor.depends) or factor.step  # (of a sample by itself, it is the sample that is cut)
-    if (
-        not factor.positions and of_steps and cut
-    ):  # it says whether the sample is there, at an index that numbers positions
+        cut += [d] if known is None and not whole[d] else []
+    # (of a sample by itself, it is the sample that is cut)
+    if not factor.positions and (factor.depends or factor.step):  # it says whether the sample is there, at positions
         numbering = [d for d in cut if any(numbers_positions(f.along[d]) for f in base)] or cut
         if len(numbering) > 1 and not several:
             return None
         for d in numbering:
             along[d] = SCATTERED
-    there = factor.there.new_ones([1 if known is None else size for known, size in zip(along, shape, strict=True)])
-    part = there[tuple(p if known is not None else slice(None) for p, known in zip(region.parts, along, strict=True))]
+    return Factor(tuple(along), _everywhere_but(factor.there, along, shape, region))
+
+
+def _everywhere_but(there: Tensor, along: Sequence[Along], shape: Sequence[int], region: Region) -> Tensor:
+    """A boolean of a tensor that is `there` in a region, and holds elsewhere."""
+    found = there.new_ones([1 if known is None else size for known, size in zip(along, shape, strict=True)])
+    part = found[tuple(p if known is not None else slice(None) for p, known in zip(region.parts, along, strict=True))]
     order = [v for v in region.dims if v is not None]
-    others = [v for v in range(region.ndim) if v not in order]
-    sizes = iter(factor.there.permute([*order, *others]).shape)
-    part.copy_(factor.there.permute([*order, *others]).reshape([1 if v is None else next(sizes) for v in region.dims]))
-    return Factor(tuple(along), there)
+    moved = there.permute([*order, *(v for v in range(region.ndim) if v not in order)])
+    sizes = iter(moved.shape)
+    part.copy_(moved.reshape([1 if v is None else next(sizes) for v in region.dims]))
+    return found
 
 
 def _with_part(base: Sequence[Factor], dim: int, size: int, region: Region, known: Along) -> Along:

@@ -139,7 +139,7 @@ def test_an_index_is_the_batchs_and_warns_at_its_end() -> None:
     ("program", "said"),
     [
         (lambda x: ops.piece(x, 1, 0, 2), "counts from the start of the batch"),
-        (ops.with_clock, "counts positions from 0, where samples do not begin"),
+        (ops.with_clock, "counts from the start of the batch, where samples do not begin"),
         (lambda x: ops.smoothed(x, 0, 2, 1), "its windows along dimension 0 would not be the sample.s own"),
     ],
 )

@@ -46,7 +46,7 @@ def test_triangles_of_samples(op: Callable[[Tensor], Tensor]) -> None:
 @pytest.mark.parametrize("op", [torch.tril, torch.triu])
 def test_triangles_behind_padding_are_refused(op: Callable[[Tensor], Tensor]) -> None:
     x, _ = batch(3, 1, 2, left=True)
-    with pytest.raises(md.MaskedSemanticsError, match="counts positions from 0, where samples do not begin"):
+    with pytest.raises(md.MaskedSemanticsError, match="counts from the start of the batch, where samples do not begin"):
         op(x)
 
 
@@ -184,7 +184,7 @@ def test_causal_attention_of_steps_to_themselves(left: bool) -> None:
 
 def test_causal_attention_to_what_lies_elsewhere_is_refused() -> None:
     x, _ = batch(4, 1, 3, left=True)
-    with pytest.raises(md.MaskedSemanticsError, match="is_causal counts positions from 0"):
+    with pytest.raises(md.MaskedSemanticsError, match="is_causal counts from the start of the batch"):
         F.scaled_dot_product_attention(torch.ones(3, 4, 2, dtype=torch.float64), x, x, is_causal=True)
 
 
