@@ -66,7 +66,7 @@ def _in_force(mode: Mode) -> Iterator[None]:
         _mode.reset(token)
 
 
-def said() -> contextlib.AbstractContextManager[None]:
+def already_asked() -> contextlib.AbstractContextManager[None]:
     """For the parts of a call about which `dropped` has been asked as a whole."""
     return _in_force("silent")
 

@@ -11,7 +11,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from masked_dispatch.dispatch.run_rule import Kernel, has_masked
 from masked_dispatch.dispatch.writes import say_what_is_dropped
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, schema_of
-from masked_dispatch.update_policy import said
+from masked_dispatch.update_policy import already_asked
 from op_registry.schema import single_form
 
 
@@ -37,7 +37,7 @@ def foreach_kernel(op: OpOverload) -> Kernel:
         ]
         if copies:  # check all targets before writing to the first
             say_what_is_dropped(op, [(element["self"], element["src"]) for element in elements])
-        with said() if copies else contextlib.nullcontext():
+        with already_asked() if copies else contextlib.nullcontext():
             results = [_call_single(single, name, element) for element in elements]
         return None if schema.is_mutable else results
 

@@ -47,7 +47,7 @@ from masked_dispatch.torch_internals import (
     without_pre_dispatch,
     without_torch_dispatch,
 )
-from masked_dispatch.update_policy import current, dropped, said
+from masked_dispatch.update_policy import already_asked, current, dropped
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import conjunction, factors_of
 from op_registry.laws.categories import ASSIGNMENT, ELEMENTWISE, argument
@@ -312,7 +312,7 @@ def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ..
             if in_memory and (target.dtype is not result.dtype or shares_memory(target, args)):
                 check_outputs_on_meta(op, args, kwargs, outputs)
             check_fits(op, target, result)
-            with said():
+            with already_asked():
                 target.copy_(result)
         if not schema.returns:
             return None

@@ -10,7 +10,7 @@ point_to_point.py  send and recv
 agreement.py       the descriptions that ranks exchange before they send data
 records.py         reductions and movements of dense records
 operands.py        conversion of tensors to records, and of results to tensors
-extents.py         extents: what ranks tell each other, and the booleans that travel with masks
+extents.py         extents: what ranks state of them, and the booleans that travel with masks
 fields.py          validity packed into bit fields for messages
 entries.py         sparse records packed into messages, and their union
 transport.py       plain tensors sent between ranks

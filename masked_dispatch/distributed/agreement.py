@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from masked_dispatch.distributed.extents import Told, compared, compared_apart, in_words
+from masked_dispatch.distributed.extents import Statement, compared, compared_apart, in_words
 from masked_dispatch.distributed.transport import awaited
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
@@ -56,7 +56,7 @@ class Description:
     expected: tuple[str, ...] | None = None
     entries: tuple[int, ...] = ()
     mask: str | None = None
-    extents: tuple[Told, ...] | None = ()
+    extents: tuple[Statement, ...] | None = ()
     apart: bool = False
     format: int = FORMAT
 
@@ -215,7 +215,7 @@ def check(group: distributed.ProcessGroup, everyone: Sequence[Description]) -> N
 def knowledge(description: Description) -> list[Any]:
     """Return what a rank knows of its extents and all ranks have to know alike."""
     of = compared_apart if description.apart else compared
-    found = [of(told) for told in description.extents or ()]
+    found = [of(statement) for statement in description.extents or ()]
     return found if any(found) else []
 
 
@@ -246,8 +246,8 @@ def extents_differ(sending: Sequence[tuple[int, Description]]) -> str:
     """Return an error text that lists what the ranks know of their extents."""
     with_it: dict[str, list[int]] = {}
     for rank, description in sending:
-        told = description.extents or (None,)
-        with_it.setdefault(", ".join(map(in_words, told)), []).append(rank)
+        statements = description.extents or (None,)
+        with_it.setdefault(", ".join(map(in_words, statements)), []).append(rank)
     first = sending[0][1]
     parts = [f"{named(found)} has {', '.join(first.tensors)} {has}" for has, found in with_it.items()]
     return (

@@ -17,7 +17,13 @@ from torch.distributed import ProcessGroup
 
 from masked_dispatch.distributed import operands
 from masked_dispatch.distributed.agreement import Description, agree, described
-from masked_dispatch.distributed.extents import Known, Told, problem_of_several, told_of_all, told_of_several
+from masked_dispatch.distributed.extents import (
+    Known,
+    Statement,
+    problem_of_several,
+    statement_of_several,
+    statements_of,
+)
 from masked_dispatch.distributed.fields import digest_of_mask
 from masked_dispatch.distributed.operands import is_partial, owns_memory, problem_of_outputs, record_of
 from masked_dispatch.distributed.records import (
@@ -73,7 +79,7 @@ class Call:
             packed["extents"] = None
         elif not pairwise and len(packed.get("extents", ())) > 1:
             problem = problem_of_several(packed["extents"])
-            packed["extents"] = (told_of_several(packed["extents"]),)
+            packed["extents"] = (statement_of_several(packed["extents"]),)
         texts = tuple([described(tensor) for tensor in sent] if shown is None else shown)
         expected = tuple(described(tensor) for tensor in outputs) if pairwise else None
         mine = Description(name, texts, problem=problem, expected=expected, apart=apart, **packed)
@@ -86,26 +92,26 @@ class Call:
     def pack(self, sent: Sequence[Tensor], one_mask: bool) -> dict[str, Any]:
         """Prepare what this rank sends, and return what it says about that in its description."""
         self.records = [record_of(tensor) for tensor in sent]
-        told = told_of_all(self.records)
-        partial = is_partial(sent) or any(Known.of(t).travels for t in told)
+        statements = statements_of(self.records)
+        partial = is_partial(sent) or any(Known.of(t).travels for t in statements)
         mask = digest_of_mask(self.records[0].validity) if one_mask else None
-        return {"partial": partial, "mask": mask, "extents": told}
+        return {"partial": partial, "mask": mask, "extents": statements}
 
-    def told(self, rank: int) -> Told:
-        """What a rank tells of the extent of the tensors that it sends."""
+    def statement(self, rank: int) -> Statement:
+        """What a rank states of the extent of the tensors that it sends."""
         return (self.everyone[rank].extents or (None,))[0]
 
     @property
     def known(self) -> Known:
         """What all ranks know of their extents."""
-        return Known.of_all([self.told(rank) for rank in range(len(self.everyone))])
+        return Known.of_all([self.statement(rank) for rank in range(len(self.everyone))])
 
     def known_of_each(self) -> list[Known]:
         """What is known of the extent of each rank's tensor, where these stay apart."""
         common = self.known
         if common.known is None:
             return [common] * len(self.everyone)
-        return [replace(Known.of(self.told(rank)), is_mask=common.is_mask) for rank in range(len(self.everyone))]
+        return [replace(Known.of(self.statement(rank)), is_mask=common.is_mask) for rank in range(len(self.everyone))]
 
     def known_of_pairs(self) -> tuple[list[Known], list[Known]]:
         """What is known of the extents that this rank receives from each, and sends to each."""
@@ -136,7 +142,7 @@ class Call:
 
     def from_root(self, root: int, send: Callable[[Tensor, int], Awaited]) -> Moved:
         """Send the root's tensors, or receive the one that it sends here."""
-        partial, known = self.everyone[root].partial, Known.of(self.told(root))
+        partial, known = self.everyone[root].partial, Known.of(self.statement(root))
         if self.rank == root:
             return moved(self.records, partial, lambda data: send(data, root), known=known)
         return moved_to(self.outputs[0], partial, lambda data: send(data, root), known)

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.distributed.agreement import Description, agree, described
-from masked_dispatch.distributed.extents import told_of, told_of_several
+from masked_dispatch.distributed.extents import statement_of, statement_of_several
 from masked_dispatch.distributed_internals import waited_for
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
@@ -141,14 +141,14 @@ def agreed(call: str, place: Place, tensor: MaskedTensor, placements: Sequence[P
     """
     if call == "from_local" and tensor._extent is None:
         return alike(place, tensor, placements)
-    told = told_of(unwrap(tensor))
+    statement = statement_of(unwrap(tensor))
     data: Any = place(data_of(tensor).detach(), placements)
     name = f"masked_dispatch.distributed.{call}"
     for dim in range(data.device_mesh.ndim):
-        mine = Description(name, (described(tensor),), extents=(told,) if told else ())
+        mine = Description(name, (described(tensor),), extents=(statement,) if statement else ())
         everyone = agree(data.device_mesh.get_group(dim), mine, tensor.device)
-        told = told_of_several([(description.extents or (None,))[0] for description in everyone])
-    return alike(place, tensor, placements, bool(told and told[0]))
+        statement = statement_of_several([(description.extents or (None,))[0] for description in everyone])
+    return alike(place, tensor, placements, bool(statement and statement[0]))
 
 
 def check_parts(call: str, tensor: MaskedTensor, placements: Sequence[Placement] | None) -> None:

@@ -1,4 +1,4 @@
-"""Extents in collectives: what the ranks tell each other of them, and the booleans that travel with the masks.
+"""Extents in collectives: what the ranks state of them, and the booleans that travel with the masks.
 
 A description holds, for each tensor that a rank sends, whether its mask is its extent and what each factor knows of
 each dimension. Where the mask is the extent, nothing else travels.
@@ -23,28 +23,28 @@ from op_registry.records.extent import Along, Extent, Factor, Merged, Positions,
 from op_registry.sparse.permuted import AnyRecord
 
 # Whether the mask is the extent, and what is known, in plain form; None for a tensor without an extent.
-Told = Sequence[Any] | None
+Statement = Sequence[Any] | None
 
 
-def told_of(record: AnyRecord) -> Told:
+def statement_of(record: AnyRecord) -> Statement:
     """What a description holds of a record's extent."""
     return None if record.extent is None else (record.extent.is_mask, in_plain_values(record.extent))
 
 
-def told_of_all(records: Sequence[AnyRecord]) -> tuple[Told, ...]:
+def statements_of(records: Sequence[AnyRecord]) -> tuple[Statement, ...]:
     """What a description holds of the extents of records; nothing if they have none."""
-    told = tuple(map(told_of, records))
-    return told if any(told) else ()
+    statements = tuple(map(statement_of, records))
+    return statements if any(statements) else ()
 
 
-def compared(told: Told) -> Any:
+def compared(statement: Statement) -> Any:
     """What has to be equal on all ranks; a tensor that was reduced from samples has no factors, and may have holes."""
-    return None if told is None or not told[1] else _as_lists(told[1])
+    return None if statement is None or not statement[1] else _as_lists(statement[1])
 
 
-def compared_apart(told: Told) -> Any:
+def compared_apart(statement: Statement) -> Any:
     """The same for tensors that stay apart, whose samples may lie at different places."""
-    return None if told is None or not told[1] else [list(map(_kind, along)) for along in told[1]]
+    return None if statement is None or not statement[1] else [list(map(_kind, along)) for along in statement[1]]
 
 
 def _kind(plain: Any) -> Any:
@@ -54,21 +54,21 @@ def _kind(plain: Any) -> Any:
     return [plain[0], *([size, _kind(part)] for size, part in plain[-1])]
 
 
-def problem_of_several(told: Sequence[Told]) -> str | None:
+def problem_of_several(statements: Sequence[Statement]) -> str | None:
     """Say why what one rank sends to several cannot travel as one message; None if it can."""
-    if all(compared(one) == compared(told[0]) for one in told):
+    if all(compared(one) == compared(statements[0]) for one in statements):
         return None
-    known = " and ".join(sorted(set(map(in_words, told))))
+    known = " and ".join(sorted(set(map(in_words, statements))))
     return (
         f"its tensors know differently which of their positions are there ({known}). Pass x.without_extent(), in which "
         "padding counts as missing."
     )
 
 
-def told_of_several(told: Sequence[Told]) -> Told:
-    """What is told of tensors that know the same."""
-    known = [one for one in told if one is not None]
-    return (all(one[0] for one in known), known[0][1]) if len(known) == len(told) else None
+def statement_of_several(statements: Sequence[Statement]) -> Statement:
+    """The statement of tensors that know the same."""
+    known = [one for one in statements if one is not None]
+    return (all(one[0] for one in known), known[0][1]) if len(known) == len(statements) else None
 
 
 def _as_lists(plain: Any) -> Any:
@@ -87,13 +87,17 @@ class Known:
     is_mask: bool = False
 
     @staticmethod
-    def of(told: Told) -> Known:
-        return Known() if told is None else Known(tuple(tuple(map(read, along)) for along in told[1]), told[0])
+    def of(statement: Statement) -> Known:
+        return (
+            Known()
+            if statement is None
+            else Known(tuple(tuple(map(read, along)) for along in statement[1]), statement[0])
+        )
 
     @staticmethod
-    def of_all(everyone: Sequence[Told]) -> Known:
+    def of_all(everyone: Sequence[Statement]) -> Known:
         """What is known where all ranks know the same, except whether their masks are their extents."""
-        padded = [told[0] for told in everyone if told is not None]
+        padded = [statement[0] for statement in everyone if statement is not None]
         return Known(Known.of(everyone[0]).known, all(padded)) if len(padded) == len(everyone) else Known()
 
     @property
@@ -181,9 +185,9 @@ def in_one(records: Sequence[Dense], shape: Sequence[int]) -> Extent | None:
 # ---------------------------------------------------------------------------------------------------------- in words
 
 
-def in_words(told: Told) -> str:
+def in_words(statement: Statement) -> str:
     """What a rank's tensor knows, for an error that compares ranks."""
-    factors = Known.of(told).known
+    factors = Known.of(statement).known
     if not factors:
         return "without an extent"
     return "whose positions are there by " + " and by ".join(map(_factor_in_words, factors))

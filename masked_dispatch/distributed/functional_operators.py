@@ -25,7 +25,7 @@ from masked_dispatch.distributed.agreement import described
 from masked_dispatch.distributed.calls import Call as EagerCall
 from masked_dispatch.distributed.calls import any_partial
 from masked_dispatch.distributed.collectives import problem_of_splits
-from masked_dispatch.distributed.extents import Known, split_rows, told_of
+from masked_dispatch.distributed.extents import Known, split_rows, statement_of
 from masked_dispatch.distributed.operands import replace_extent
 from masked_dispatch.distributed.records import Masks, Send, exchanged, in_one, moved, problem_of_reduction, reduced
 from masked_dispatch.distributed.transport import Functional
@@ -61,7 +61,7 @@ class Call:
         traced = being_traced(record.data)
         self.partial = True
         # In a graph, all ranks are taken to know the same.
-        self.known = Known.of(told_of(record))
+        self.known = Known.of(statement_of(record))
         self.known_of_each = [self.known] * self.ranks
         # Narrower fields are unpacked with a table, which a graph cannot hold as a constant.
         self.narrow = not traced
@@ -72,7 +72,7 @@ class Call:
                     process_group, name, [tensor], [], shown=shown, problem=problem, root=root, apart=apart
                 )
                 self.partial = any_partial(agreed.everyone)
-                self.known = agreed.known if root is None else Known.of(agreed.told(root))
+                self.known = agreed.known if root is None else Known.of(agreed.statement(root))
                 self.known_of_each = agreed.known_of_each()
 
     def reduced(self, records: Sequence[Dense], op: str, send: Send) -> MaskedTensor:

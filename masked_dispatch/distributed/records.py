@@ -207,8 +207,8 @@ class Moved:
         triples = list(zip(parts, shapes, known, strict=True))
         if self.masks is None:
             return [Dense(part.view(shape), None, k.extent([])) for part, shape, k in triples]
-        told = [[shape, *k.shapes(shape)] for shape, k in zip(shapes, known, strict=True)]
-        flat = [shape for each in told for shape in each]
+        travelling = [[shape, *k.shapes(shape)] for shape, k in zip(shapes, known, strict=True)]
+        flat = [shape for each in travelling for shape in each]
         fields = parts_of(self.masks(), self.width, flat)
         booleans = iter(
             [
@@ -217,7 +217,7 @@ class Moved:
             ]
         )
         records = []
-        for (part, shape, k), each in zip(triples, told, strict=True):
+        for (part, shape, k), each in zip(triples, travelling, strict=True):
             validity, *there = [next(booleans) for _ in each]
             records.append(Dense(part.view(shape), validity, k.extent(there)))
         return records

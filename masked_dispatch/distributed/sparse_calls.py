@@ -18,7 +18,7 @@ from torch import Tensor
 from masked_dispatch.distributed.calls import Arrived, Call, Counted, Finish, sizes_do_not_fit
 from masked_dispatch.distributed.entries import Entries, Form, combined, decoded, encoded, entries_of, form_of
 from masked_dispatch.distributed.entries import record_of_entries as rebuilt
-from masked_dispatch.distributed.extents import Known, told_of_all
+from masked_dispatch.distributed.extents import Known, statements_of
 from masked_dispatch.distributed.operands import replace_extent
 from masked_dispatch.distributed.transport import Awaited
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
@@ -64,7 +64,7 @@ class SparseCall(Call):
     def pack(self, sent: Sequence[Tensor], one_mask: bool) -> dict[str, Any]:
         self.parcels = [Parcel(tensor) for tensor in sent]
         partial = any(parcel.partial for parcel in self.parcels)
-        extents = told_of_all([parcel.record for parcel in self.parcels])
+        extents = statements_of([parcel.record for parcel in self.parcels])
         return {"partial": partial, "entries": tuple(map(len, self.parcels)), "extents": extents}
 
     # ------------------------------------------------------------------------------------------------------ messages
@@ -123,7 +123,7 @@ class SparseCall(Call):
         return arrived, forms
 
     def broadcast(self, root: int) -> Arrived:
-        mine, known = self.rank == root, Known.of(self.told(root))
+        mine, known = self.rank == root, Known.of(self.statement(root))
         size = None if mine else self.size(known, root)
         message = self.message(known) if size is None else torch.empty(size, dtype=torch.uint8, device=self.device)
         arriving = self.transport.broadcast(message, root)
@@ -140,7 +140,7 @@ class SparseCall(Call):
         return lambda: [rebuilt(entries, self.form(), known[r]) for r, entries in enumerate(arrived())]
 
     def scattered(self, root: int) -> Arrived:
-        numbers, known = range(len(self.everyone)), Known.of(self.told(root))
+        numbers, known = range(len(self.everyone)), Known.of(self.statement(root))
         longest = max(self.size(known, root, number) for number in numbers)
         if self.rank == root:
             sent = torch.cat([self.message(known, number, longest) for number in numbers])
