@@ -23,7 +23,7 @@ from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_eager, schema_of
-from op_registry.dimensions.rows import row_reader
+from op_registry.dimensions.slices import row_reader
 from op_registry.extents.remembered import planned
 from op_registry.laws.categories import ONE_FOR_EACH_SLICE, argument, reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense

@@ -9,6 +9,8 @@ along a label is its *role*::
     Slices("each")                     softmax(dim), cumsum(dim): one result for each element of a slice
     LastDims("normalized_shape")       layer_norm: slices over the last dimensions; parameters belong to them
     LastDims(2)                        inv: the slices are matrices
+    Cut(start="start", stop="end")     slice: a part of the dimension `dim`
+    Moved("dims", by="shifts")         roll: elements change places along `dims`, in an order that is known
     Elementwise()                      every dimension is batch
 
 Along a *batch* label, an operator treats every index by itself: the result at one index depends on the operands at this
@@ -18,9 +20,8 @@ plain torch, which the law "dims" of conformance asks (:mod:`op_registry.conform
 
     labels     labels and roles; what a statement is
     equation   statements by equations
-    slices     slices along dimensions that an argument names, or the last ones
-    movements  joins, windows, lookups, losses
-    views      which dimension of a view is whose
+    slices     slices along dimensions that an argument names, or the last ones; rows that an operator treats by itself
+    movements  moves, joins, windows, lookups, losses
+    views      which dimension of a view is whose; the part of a dimension that a call shows
     sizes      questions about sizes, which are symbols in a graph
-    rows       rows that an operator treats by itself
 """

@@ -167,7 +167,7 @@ class Dimensions:
     words  the statement in words
     needs  the arguments that the operator has to have
 
-    In both, ``{dim}`` stands for the value of the statement's field `dim`.
+    In both, ``{dim}`` stands for the value of the statement's field `dim`; an argument that it names is needed.
     """
 
     words: ClassVar[str]
@@ -187,7 +187,8 @@ class Dimensions:
     def misfit(self, op: OpOverload) -> str | None:
         """Why no call of the overload can be as stated; None if it can."""
         names = [a.name for a in op._schema.arguments]
-        missing = [name for needed in self.needs if (name := needed.format_map(vars(self))) not in names]
+        needed = [name.format_map(vars(self)) for name in self.needs]
+        missing = [name for name in needed if name.isidentifier() and name not in (*names, "None")]
         if not missing:
             return None
         given = [(name, value) for name, value in vars(self).items() if value != getattr(type(self), name, None)]

@@ -109,7 +109,7 @@ class Along(Dimensions):
     size: str | int | None = None
     step: str | None = None
 
-    needs = ("{dim}",)
+    needs = ("{dim}", "{size}", "{step}")
 
     def __str__(self) -> str:
         role = "batch" if self.role is None else self.role
@@ -157,7 +157,7 @@ class Moved(Dimensions):
     dim: str = "dims"
     by: str | None = None
 
-    needs = ("{dim}",)
+    needs = ("{dim}", "{by}")
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         found = Along("moved", self.dim).labels(op, named)

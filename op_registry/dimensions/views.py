@@ -145,8 +145,8 @@ class Cut(View):
     index              the argument with the one index that is shown, without the dimension
     sizes              the argument with the sizes of parts one behind the other, or with one size of all
 
-    An operator need not have all of these. Without any, each index is shown by itself, without the dimension (unbind).
-    The operator may also write to the part: its second tensor has the dimensions of that.
+    Without any of these, each index is shown by itself, without the dimension (unbind). The operator may also write to
+    the part: its second tensor has the dimensions of that.
     """
 
     dim: str = "dim"
@@ -158,7 +158,7 @@ class Cut(View):
     sizes: str | None = None
 
     words = "a part of dimension `{dim}`; other dimensions are batch"
-    needs = ("{dim}",)
+    needs = ("{dim}", "{start}", "{stop}", "{step}", "{length}", "{index}", "{sizes}")
 
     def labels(self, op: OpOverload, named: Mapping[str, Any]) -> Labels | None:
         (first, x), *others = tensors_in(op, named).items()
@@ -183,12 +183,12 @@ class Cut(View):
                 count = max(int((size + each - 1) // each), 1) if each else 1
                 borders = [*(n * each for n in range(count)), size]
             yield from (Part(label, a, b) for a, b in itertools.pairwise(borders))
-        elif self.index in named:
-            yield Part(label, named[self.index or ""], kept=False)
+        elif self.index is not None:
+            yield Part(label, named[self.index], kept=False)
         elif self.start is None and self.stop is None:
             yield from (Part(label, n, kept=False) for n in range(size))
         else:
-            start, stop, step = (named.get(a) for a in (self.start, self.stop, self.step))
+            start, stop, step = (None if a is None else named[a] for a in (self.start, self.stop, self.step))
             start = start or 0
             if self.length is not None:
                 stop = start + named[self.length]

@@ -11,25 +11,28 @@ from op_registry.authoring import (
     Along,
     AtIndices,
     ByArgument,
+    Cut,
     Elementwise,
     Equation,
     Indexed,
     Joined,
     LastDims,
     Loss,
+    Moved,
     Reshaped,
     Slices,
     View,
     Windows,
 )
 from op_registry.bound import bind_by_name
-from op_registry.dimensions.rows import row_reader
+from op_registry.dimensions.slices import row_reader
 
 aten = torch.ops.aten
 MATMUL = Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->")
 LINEAR = Equation("*k,nk,+->*n")
 GROUPED = Equation("*(gc)x,(go)ci,(go)->*(go)x", window="x", sizes={"g": "groups"})
 NORM = LastDims("normalized_shape", statistics=2)
+SLICE = Cut(start="start", stop="end", step="step")
 
 
 def ones(*ranks: int) -> list[torch.Tensor]:
@@ -94,12 +97,12 @@ CALLS: list[tuple[Any, Any, list[Any], dict[str, tuple[Any, ...]], tuple[Any, ..
     (aten.permute.default, View(), [*ones(3), [2, 0, 1]], {"self": (-3, -2, -1)}, (-1, -3, -2), {}),
     (aten.unsqueeze.default, View(), [torch.ones(1, 1), 0], {"self": (-2, -1)}, (None, -2, -1), {}),
     (aten.expand.default, View(), [torch.ones(1, 2), [4, 3, 2]], {"self": (-2, -1)}, (-3, -2, -1), {}),
-    (aten.select.int, View(), [*ones(3), 1, 0], {"self": (-3, -2, -1)}, (-3, -1), {-2: "selected"}),
-    (aten.slice.Tensor, View(), [*ones(2), 1, 0, 1], {"self": (-2, -1)}, (-2, -1), {-1: "selected"}),
-    (aten.slice.Tensor, View(), [*ones(2), 1, 0, 2], {"self": (-2, -1)}, (-2, -1), {}),  # all of it
+    (aten.select.int, Cut(index="index"), [*ones(3), 1, 0], {"self": (-3, -2, -1)}, (-3, -1), {-2: "selected"}),
+    (aten.slice.Tensor, SLICE, [*ones(2), 1, 0, 1], {"self": (-2, -1)}, (-2, -1), {-1: "selected"}),
+    (aten.slice.Tensor, SLICE, [*ones(2), 1, 0, 2], {"self": (-2, -1)}, (-2, -1), {}),  # all of it
     (
         aten.select_scatter.default,
-        View(),
+        Cut(index="index"),
         [*ones(3, 2), 0, 1],
         {"self": (-3, -2, -1), "src": (-2, -1)},
         (-3, -2, -1),
@@ -268,8 +271,49 @@ def test_the_sizes_of_parts_are_arguments() -> None:
 
 
 @pytest.mark.parametrize(
+    ("op", "dims", "arguments", "parts"),
+    [
+        (aten.slice.Tensor, SLICE, [1, 1, -1], ["x[:, 1:-1]"]),
+        (aten.slice.Tensor, SLICE, [-1, None, 4, 2], ["x[:, :, :, :4:2]"]),
+        (aten.narrow_copy.default, Cut(start="start", length="length"), [1, -2, 2], ["x[:, -2:]"]),
+        (aten.select.int, Cut(index="index"), [0, -1], ["x[-1]"]),
+        (aten.unbind.int, Cut(), [0], ["x[0]", "x[1]"]),
+        (aten.split.Tensor, Cut(sizes="split_size"), [3, 1], ["x[:, :3]", "x[:, 3:5]"]),
+        (aten.split_with_sizes.default, Cut(sizes="split_sizes"), [[1, 4], 1], ["x[:, :1]", "x[:, 1:5]"]),
+        (aten.squeeze.dims, View(), [[2, 3]], ["x[:, :, :, 0]"]),
+    ],
+)
+def test_the_parts_that_results_show(op: Any, dims: Any, arguments: list[Any], parts: list[str]) -> None:
+    labels = dims.labels(op, bind_by_name(op, [torch.ones(2, 5, 3, 1), *arguments], {}))
+    assert labels is not None
+    assert [part.written(labels.operands["self"].index(part.label)) for (part,) in labels.cuts] == parts
+
+
+def test_how_elements_change_places() -> None:
+    x = torch.ones(2, 3)
+    flipped = Moved().labels(aten.flip.default, bind_by_name(aten.flip.default, [x, [0, 1]], {}))
+    rolled = Moved(by="shifts").labels(aten.roll.default, bind_by_name(aten.roll.default, [x, [2], [-1]], {}))
+    assert flipped is not None
+    assert rolled is not None
+    assert flipped.moves == ((-2, None), (-1, None))
+    assert rolled.moves == ((-1, 2),)
+
+
+def test_what_an_argument_counts() -> None:
+    x, target = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
+    loss = Equation("nc,n,c->n", counts={"target": "c"})
+    counted = loss.labels(aten.multi_margin_loss.default, {"self": x, "target": target, "weight": None})
+    gathered = Indexed(aligned=True).labels(aten.gather.default, {"self": target, "dim": 0, "index": target})
+    assert counted is not None
+    assert gathered is not None
+    assert (counted.counts, gathered.counts) == ({"target": ("c",)}, {"index": (-1,)})
+
+
+@pytest.mark.parametrize(
     ("dims", "said"),
     [
+        (Cut(start="frist"), "Cut(start='frist'): the operator has no dim and frist; its arguments are self"),
+        (Moved(by="shifts"), "Moved(by='shifts'): the operator has no dims and shifts; its arguments are self"),
         (Windows(), "Windows(): aten.add.Tensor does not say of how many dimensions"),
         (Windows("pad"), "Windows('pad'): the operator has no pad; its arguments are self, other, alpha"),
         (Indexed(), "Indexed(): the operator has no dim and index; its arguments"),
@@ -296,6 +340,8 @@ def test_an_operator_without_the_arguments_is_a_misfit(dims: Any, said: str) -> 
         (Slices("front", dim=None), "elements in order, of the whole tensor; other dimensions are batch"),
         (Loss(Elementwise()), "every dimension is batch; reduced with `reduction`"),
         (View(), "a view: each dimension goes where its stride does"),
+        (SLICE, "a part of dimension `dim`; other dimensions are batch"),
+        (Moved(by="shifts"), "moved by `shifts` along `dims`; other dimensions are batch"),
     ],
 )
 def test_in_words(dims: Any, words: str) -> None:

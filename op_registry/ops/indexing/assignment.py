@@ -260,12 +260,11 @@ def _scattered(op: OpOverload, x: Dense, source: Dense, *args: Any, **kwargs: An
     return run_movement(op, x, source, *args, **kwargs)
 
 
-select_scatter = masked_rule(
-    aten.select_scatter.default,
-    aten.slice_scatter.default,
-    category=ASSIGNMENT,
-    takes_op=True,
-    dims=Cut(index="index", start="start", stop="end", step="step"),
+select_scatter = masked_rule(aten.select_scatter.default, category=ASSIGNMENT, takes_op=True, dims=Cut(index="index"))(
+    _scattered
+)
+slice_scatter = masked_rule(
+    aten.slice_scatter.default, category=ASSIGNMENT, takes_op=True, dims=Cut(start="start", stop="end", step="step")
 )(_scattered)
 diagonal_scatter = masked_rule(aten.diagonal_scatter.default, category=ASSIGNMENT, takes_op=True, dims=View())(
     _scattered

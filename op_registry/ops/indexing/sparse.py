@@ -361,6 +361,7 @@ def index_fill(c: Bound) -> Sparse:
 
 
 @assignment.select_scatter.lowering(Sparse)
+@assignment.slice_scatter.lowering(Sparse)
 @assignment.diagonal_scatter.lowering(Sparse)
 @on_call(eager=True)
 def select_scatter(c: Bound) -> Any:
