@@ -158,43 +158,48 @@ def _labels_of(
     roles: Mapping[Label, Role],
     counts: Sequence[tuple[str, str]],
 ) -> Labels | None:
-    stated, starred = dict(roles), set()
-    batch = 0
-    for _, term, rank in terms:
-        if rank is None or term in (ADDED, PARAMETER):
-            continue
-        more = rank - _dimensions_named(term)
-        if more < 0 or (more > 0 and "*" not in term):
-            return None
-        batch = max(batch, more)
-        starred |= {more} if "*" in term[1:] else set()
-    if len(starred) > 1 or (starred and starred != {batch}):
+    given = [(name, term, rank) for name, term, rank in terms if rank is not None]
+    batch = _batch_dimensions(given)
+    if batch is None:
         return None
     outcomes = tuple(_dimensions(term, batch) for term in results)
     operands: dict[str, tuple[Dimension, ...]] = {}
-    for name, term, rank in terms:
-        if rank is None:
-            continue
+    parameters: list[Label] = []
+    for name, term, rank in given:
         if term == PARAMETER:
-            operands[name] = tuple(f"{name}.{n}" for n in range(rank))
+            operands[name] = own = tuple(f"{name}.{n}" for n in range(rank))
+            parameters += own
         elif term == ADDED:
             if rank > len(outcomes[0]):
                 return None
             operands[name] = outcomes[0][len(outcomes[0]) - rank :]
         else:
             operands[name] = _dimensions(term, rank - _dimensions_named(term))
-    if "*" in stated:
-        role = stated.pop("*")
-        stated |= dict.fromkeys(batch_labels(batch), role)
-    every = {a for dims in (*operands.values(), *outcomes) for dim in dims for a in atoms(dim)}
-    kept = {a for dims in outcomes for dim in dims for a in atoms(dim)}
+    stated = {a: role for a, role in roles.items() if a != "*"}
+    if "*" in roles:
+        stated |= dict.fromkeys(batch_labels(batch), roles["*"])
+    every, kept = (
+        {a for dims in of for dim in dims for a in atoms(dim)} for of in ((*operands.values(), *outcomes), outcomes)
+    )
     inferred: dict[Label, Role] = {a: "contracted" if a not in kept else "each" for a in every if _mixes(a, kept)}
-    for name, term, rank in terms:
-        if term == PARAMETER:
-            inferred |= dict.fromkeys([f"{name}.{n}" for n in range(rank or 0)], "parameter")
-    added = tuple(name for name, term, rank in terms if term == ADDED and rank is not None)
-    roles = inferred | {a: role for a, role in stated.items() if a in every}
-    return Labels(operands, outcomes, roles, added=added, counts={name: (*labels,) for name, labels in counts})
+    inferred |= dict.fromkeys(parameters, "parameter")
+    added = tuple(name for name, term, _ in given if term == ADDED)
+    found = inferred | {a: role for a, role in stated.items() if a in every}
+    return Labels(operands, outcomes, found, added=added, counts={name: (*labels,) for name, labels in counts})
+
+
+def _batch_dimensions(terms: Sequence[tuple[str, str, int]]) -> int | None:
+    """How many dimensions a star stands for, in the operand that has most; None if the ranks fit no term."""
+    batch, starred = 0, set()
+    for _, term, rank in terms:
+        if term in (ADDED, PARAMETER):
+            continue
+        more = rank - _dimensions_named(term)
+        if more < 0 or (more > 0 and "*" not in term):
+            return None
+        batch = max(batch, more)
+        starred |= {more} if "*" in term[1:] else set()
+    return batch if starred <= {batch} else None
 
 
 def _mixes(label: Label, kept: Collection[Label]) -> bool:

@@ -128,6 +128,11 @@ def index_along(dim: int, size: int, ndim: int, device: torch.device) -> Tensor:
     return torch.arange(size, device=device).reshape([-1 if d == dim else 1 for d in range(ndim)])
 
 
+def in_front(there: Tensor, dim: int) -> Tensor:
+    """The indices along `dim` that put those at which a boolean holds in front, in their order."""
+    return as_bool(there).logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
+
+
 def along_dim(record: AnyRecord, dim: int) -> Tensor | None:
     """int8: which indices of `dim` are positions that are there, by those factors that depend on it; None: all are."""
     return conjunction([f for f in factors_of(record) if f.along[dim] is not None])
@@ -182,23 +187,27 @@ def validity_over(record: Sparse | Permuted, gone: Sequence[int]) -> Callable[[]
 
 def masked(record: Sparse | Permuted, there: Tensor) -> Sparse | Permuted:
     """The same stored elements, valid where `there` (int8, broadcastable to the record) is 1, too."""
-    if isinstance(record, Permuted):
-        base = masked(record.base, record.to_base(there))
-        assert isinstance(base, Sparse)
-        return record.like(base)
-    found = align_to(Dense(there), record).data
-    return Sparse(record.values.masked_by(as_int8(found)), record.pattern)
+    base, at = _at_elements(record, there)
+    return _of_values(record, base, base.values.masked_by(at))
 
 
 def zero_where(record: Sparse | Permuted, where: Tensor) -> Sparse | Permuted:
     """The same stored elements, but for valid zeros where `where` (broadcastable to the record) is 1."""
+    base, at = _at_elements(record, as_int8(where))
+    data = torch.where(as_bool(at), 0, base.values.data)
+    return _of_values(record, base, Dense(data, unite(base.values.validity, at)))
+
+
+def _at_elements(record: Sparse | Permuted, boolean: Tensor) -> tuple[Sparse, Tensor]:
+    """What a record stores, and a boolean that broadcasts to the record at the stored elements."""
     if isinstance(record, Permuted):
-        base = zero_where(record.base, record.to_base(where))
-        assert isinstance(base, Sparse)
-        return record.like(base)
-    at = as_int8(align_to(Dense(as_int8(where)), record).data)
-    data = torch.where(as_bool(at), 0, record.values.data)
-    return Sparse(Dense(data, unite(record.values.validity, at)), record.pattern)
+        return _at_elements(record.base, record.to_base(boolean))
+    return record, as_int8(align_to(Dense(boolean), record).data)
+
+
+def _of_values(record: Sparse | Permuted, base: Sparse, values: Dense) -> Sparse | Permuted:
+    changed = Sparse(values, base.pattern)
+    return record.like(changed) if isinstance(record, Permuted) else changed
 
 
 def within_rows(
@@ -217,9 +226,7 @@ def within_rows(
     start, count = ends[:-1].index_select(0, row), ends.diff().index_select(0, row)
     rank = torch.arange(pattern.stored, device=record.device) - start
     index = start + source(rank, count)
-    values = base.values.map(lambda t: t.index_select(0, index))
-    changed = Sparse(values, pattern)
-    return record.like(changed) if isinstance(record, Permuted) else changed
+    return _of_values(record, base, base.values.map(lambda t: t.index_select(0, index)))
 
 
 def packed(record: Dense | Sparse, there: Tensor, layout: Layout) -> Sparse:

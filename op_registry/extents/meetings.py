@@ -19,7 +19,7 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
-from op_registry.extents.factors import any_along, fitted, index_along, narrowed, where_all, with_size
+from op_registry.extents.factors import any_along, fitted, in_front, index_along, narrowed, where_all, with_size
 from op_registry.records.broadcast import reshape_validity
 from op_registry.records.extent import (
     SCATTERED,
@@ -178,7 +178,7 @@ def check_joined(labels: Labels, given: Mapping[str, Sequence[Factor]], sizes: M
 
 def _check_joined(factor: Factor, gone: Sequence[int], dim: int, name: str) -> None:
     there = as_bool(factor.there)
-    order = there.logical_not().to(torch.uint8).argsort(dim=dim, stable=True)
+    order = in_front(there, dim)
     has = index_along(dim, there.shape[dim], there.ndim, there.device) < there.sum(dim, keepdim=True)
     last = torch.where(has, order, -1)
     same = ~has | (last == (last if known_to_hold(last.numel() == 0) else last.amax(list(gone), keepdim=True)))
