@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from op_registry.conformance import mutant_extents, mutant_table, runner
+from op_registry.conformance import mutant_extents, mutants, runner
 from op_registry.conformance.devices.available import NAMES as DEVICES
 from op_registry.conformance.devices.available import WITHOUT_LAWS, is_there
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
@@ -46,7 +46,7 @@ EXAMPLES = {
     "coverage": "python -m op_registry coverage --json > coverage.json",
     "explain": "python -m op_registry explain torch.cumsum",
     "check": "python -m op_registry check --op softmax --law P3",
-    "mutants": 'python -m op_registry mutants --only strangers --way "mask lost"',
+    "mutants": 'python -m op_registry mutants --op mean --way "mask lost"',
     "fuzz": "python -m op_registry fuzz --n 200 --law P5",
 }
 
@@ -144,15 +144,15 @@ def _parser() -> argparse.ArgumentParser:
         "--sample, --slice and --subject alone. A device that this machine lacks is skipped",
     )
 
-    mutants = command("mutants", "make rules wrong on purpose, and print which law notices each")
-    mutants.add_argument(
-        "--only",
-        choices=("strangers", "rules", "extents"),
-        help="only the operators of an invented library, or the built-in rules; or, in their place, what becomes of "
-        "extents",
+    wrong = command("mutants", "make built-in rules wrong on purpose, and print which laws notice it")
+    wrong.add_argument(
+        "--op", action="append", help="an entry of the database: only the rules that it calls (may be repeated)"
     )
-    mutants.add_argument("--way", action="append", help="only this way of being wrong (may be repeated)")
-    mutants.add_argument("--workers", type=int, help="number of processes; 0 runs in this one")
+    wrong.add_argument(
+        "--only", choices=("rules", "extents"), default="rules", help="the rules, or what becomes of extents"
+    )
+    wrong.add_argument("--way", action="append", help="only this way of being wrong (may be repeated)")
+    wrong.add_argument("--workers", type=int, help="number of processes; 0 runs in this one")
 
     fuzzing.add_arguments(command("fuzz", "run random programs of several operators under a law"))
     return parser
@@ -239,9 +239,12 @@ def _mutants(options: argparse.Namespace) -> int:
         return 0 if every else 1
     for way in set(options.way or ()) - set(WAYS):
         raise UnknownName(f"no way of being wrong is called {way!r} (--way){nearest(way, WAYS)}")
-    found = mutant_table.results(options.only != "rules", options.only != "strangers", options.way, options.workers)
-    print(as_json.of_mutants(found) if options.json else found)
-    return 1 if found.alarms else 0
+    for name in set(options.op or ()) - set(database()):
+        raise UnknownName(f"no entry of torch's database is called {name!r} (--op){nearest(name, database())}")
+    jobs, uncalled = (mutants.jobs_of(options.op), []) if options.op else mutants.all_jobs()
+    fates = mutants.run(jobs, options.way, options.workers)
+    print(as_json.of_mutants(fates, uncalled) if options.json else mutants.summary(fates, uncalled))
+    return 1 if mutants.alarms(fates) else 0
 
 
 def _fuzz(options: argparse.Namespace) -> int:
@@ -318,7 +321,7 @@ COMMANDS = {"coverage": _coverage, "check": _check, "explain": _explain, "mutant
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. The exit status is 1 if a law is broken, and 2 with a one-line error if a name is unknown."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the table of mutants has marks that not every terminal has
+        sys.stdout.reconfigure(errors="replace")  # some texts have characters that not every terminal has
     options = _parser().parse_args(argv)
     if options.command is None:
         _parser().print_help()

@@ -5,30 +5,43 @@
     equivalent  it changes something that no law may notice, for a stated reason (EQUIVALENT)
     survived    none of these: a law is missing
 
-A mutant that is listed in EQUIVALENT and killed all the same is a failure, and so is one that never ran.
+A mutant that is listed in EQUIVALENT and killed all the same is a failure, and so is one that never ran. The rules are
+the built-in ones, each tested with an entry of torch's database that calls it and few other operators.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from op_registry.conformance import masks, mutant_operators, plain_torch
+from op_registry.conformance import masks, plain_torch
 from op_registry.conformance.mutant_calls import Changes, Restated, Way
 from op_registry.conformance.mutant_ways import WAYS
-from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.report import Report
 from op_registry.conformance.sample import Operator
-from op_registry.conformance.samples import DirectOperator, database, overload_named
+from op_registry.conformance.samples import (
+    DirectOperator,
+    database,
+    entries_by_overload,
+    overload_named,
+    overloads_called,
+)
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.conformance.verdict import answer_of
 from op_registry.dimensions.movements import Unknown
+from op_registry.laws.categories import COMPOSITE
+from op_registry.progress import progress
 from op_registry.registry import registry
 from op_registry.rule import Rule
 from op_registry.schema import is_view
@@ -46,7 +59,6 @@ EXPENSIVE = ("P7",)
 TRIED = 12
 # The most samples for mutants that survive the first run.
 THOROUGH = 16
-KINDS = ("unstored", "half", "slices", "empty", "half_first", "half_others", "rows", masks.ONE_HOLE)
 
 # Ways of being wrong that no law may notice, each with the proof.
 EQUIVALENT: dict[str, str] = {
@@ -80,7 +92,7 @@ OF_VALUES = (
 class Mutant:
     """A rule, or its run on sparse records, that is wrong in one way."""
 
-    # A kind of mutant_operators.RULES, or an overload of a built-in rule.
+    # An overload of the rule.
     rule: str
     way: str
     sparse: bool = False
@@ -259,54 +271,112 @@ class Baseline:
         return any(derivative.curved if second else derivative.sloped for derivative in derivatives)
 
 
-DENSE = Settings(laws=LAWS, most=3, most_stored=1, masks=KINDS, until_broken=True)
-SPARSE = dataclasses.replace(DENSE, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr", "hybrid"))
-# For the hundreds of built-in rules.
-BUILT_IN = dataclasses.replace(DENSE, most=4, masks=("unstored", "half", "slices", "empty", "half_first", "rows"))
-BUILT_IN_SPARSE = dataclasses.replace(BUILT_IN, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr"))
+DENSE = Settings(
+    laws=LAWS,
+    most=4,
+    most_stored=1,
+    masks=("unstored", "half", "slices", "empty", "half_first", "rows"),
+    until_broken=True,
+)
+SPARSE = dataclasses.replace(DENSE, laws=STORED_LAWS, also_stored=("csr", "bsr"), storages=("csr", "bsr"))
 
 
-def strangers_fates(kind: str, ways: Sequence[str] | None = None, sparse: bool | None = None) -> list[Fate]:
-    """The fates of the mutants of an operator of the invented library: of its dense run, its sparse run, or both."""
-    with registry.overlay():
-        rule = mutant_operators.register(kind)
-        operators = [RegisteredOperator(rule.ops[0])]
-        dense_fates = [] if sparse else list(_fates(kind, rule, operators, ways, DENSE))
-        return [*dense_fates, *([] if sparse is False else _sparse_fates(kind, rule, operators, ways, SPARSE))]
+@dataclass(frozen=True)
+class Job:
+    """The mutants of one built-in rule, by an overload, tested with entries of torch's database that call it."""
+
+    rule: str
+    entries: tuple[str, ...]
+
+    def fates(self, ways: Sequence[str] | None = None) -> list[Fate]:
+        """Run the laws on every mutant: of the dense run, and of the sparse run if there is one."""
+        torch.set_num_threads(1)
+        op = overload_named(self.rule)
+        rule = registry.get(op)
+        assert rule is not None
+        callers = [database()[entry] for entry in self.entries]
+        operators = [*callers, *(DirectOperator(op, caller) for caller in callers)]
+        lowered = any(lowering_of(rule, record) is not None for record in (Sparse, Permuted))
+        baselines = {False: Baseline(), True: Baseline()}
+        # (A rule states its dimensions once, whatever the storage.)
+        return [
+            fate_of(Mutant(self.rule, way, sparse), rule, operators, baselines[sparse], SPARSE if sparse else DENSE)
+            for sparse in ((False, True) if lowered else (False,))
+            for way in ways or WAYS
+            if not (sparse and WAYS[way].restate is not None)
+        ]
 
 
-def built_in_fates(overload: str, entries: Sequence[str], ways: Sequence[str] | None = None) -> list[Fate]:
-    """The fates of every mutant of the built-in rule of an overload, tested with entries that call it."""
-    rule = registry.get(overload_named(overload))
-    assert rule is not None
-    callers = [database()[entry] for entry in entries]
-    operators = [*callers, *(DirectOperator(overload_named(overload), caller) for caller in callers)]
+def jobs_of(entries: Iterable[str]) -> list[Job]:
+    """A job for each rule that these entries call, but for composite ones: they are written in other operators."""
+    jobs: dict[int, Job] = {}
+    for entry in entries:
+        for op in overloads_called(entry):
+            rule = registry.get(op)
+            if rule is not None and rule.category is not COMPOSITE:
+                jobs.setdefault(id(rule), Job(str(op), (entry,)))
+    return list(jobs.values())
+
+
+def all_jobs() -> tuple[list[Job], list[str]]:
+    """A job for each built-in rule that an entry of torch's database calls, and the names of rules that none calls."""
+    callers = entries_by_overload()
+    rules = {id(rule): rule for op in registry if (rule := registry.get(op)) is not None}
+    jobs, uncalled = [], []
+    for rule in rules.values():
+        called = [(op, entry) for op in rule.ops for entry in callers.get(op, ())]
+        if rule.category is COMPOSITE:
+            continue
+        if not called:
+            uncalled.append(rule.name)
+            continue
+        # Of the entries, the one that calls the fewest other operators.
+        op, entry = min(called, key=lambda pair: len(overloads_called(pair[1])))
+        jobs.append(Job(str(op), (entry,)))
+    return jobs, sorted(uncalled)
+
+
+def run(jobs: Sequence[Job], ways: Sequence[str] | None, workers: int | None) -> list[Fate]:
+    """The fates of all mutants, in order. A job whose process dies is run again alone, then reported as a survivor."""
+    if workers == 0:
+        return [fate for job in jobs for fate in job.fates(ways)]
+    fates = dict(_in_pool(jobs, ways, workers or os.cpu_count() or 1))
+    for job in jobs:
+        if job not in fates:
+            fates |= dict(_in_pool([job], ways, 1))
+        fates.setdefault(job, [Fate(Mutant(job.rule, "any"), "survived", message="its process died")])
+    return [fate for job in jobs for fate in fates[job]]
+
+
+def _in_pool(jobs: Sequence[Job], ways: Sequence[str] | None, workers: int) -> Iterator[tuple[Job, list[Fate]]]:
+    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
+        futures: dict[Future[list[Fate]], Job] = {pool.submit(job.fates, ways): job for job in jobs}
+        for future in progress(as_completed(futures), len(jobs), "rule"):
+            try:
+                yield futures[future], future.result()
+            except BrokenProcessPool:  # noqa: PERF203
+                continue
+
+
+def alarms(fates: Sequence[Fate]) -> list[str]:
+    """Mutants that survived, and mutants named as equivalent that were killed."""
     return [
-        *_fates(overload, rule, operators, ways, BUILT_IN),
-        *_sparse_fates(overload, rule, operators, ways, BUILT_IN_SPARSE),
+        f"{f.mutant} {f.state}{f' by {f.law}' if f.law else ''}{f': {f.message}' if f.message else ''}"
+        for f in fates
+        if f.alarming
     ]
 
 
-def _sparse_fates(
-    name: str, rule: Rule, operators: Sequence[Operator], ways: Sequence[str] | None, settings: Settings
-) -> Iterator[Fate]:
-    if any(lowering_of(rule, record) is not None for record in (Sparse, Permuted)):
-        yield from _fates(name, rule, operators, ways, settings, sparse=True)
-
-
-def _fates(
-    name: str,
-    rule: Rule,
-    operators: Sequence[Operator],
-    ways: Sequence[str] | None,
-    settings: Settings,
-    sparse: bool = False,
-) -> Iterator[Fate]:
-    baseline = Baseline()
-    for way in ways or WAYS:
-        if sparse and WAYS[way].restate is not None:
-            continue  # a rule states its dimensions once, whatever the storage
-        yield fate_of(Mutant(name, way, sparse), rule, operators, baseline, settings)
-
-
-__all__ = ["EQUIVALENT", "Fate", "Mutant", "built_in_fates", "fate_of", "installed", "strangers_fates"]
+def summary(fates: Sequence[Fate], uncalled: Sequence[str] = ()) -> str:
+    """How many mutants were killed, and by which law; those not accounted for; rules whose mutants did not run."""
+    states, laws = Counter(f.state for f in fates), Counter(f.law for f in fates if f.state == "killed")
+    rules = len({f.mutant.rule for f in fates})
+    lines = [
+        f"{len(fates)} mutants of {rules} rules: {states['killed']} killed, {states['same']} change nothing "
+        f"observable, {states['equivalent']} equivalent, {states['survived']} survived",
+        "killed by " + ", ".join(f"{law}: {n}" for law, n in sorted(laws.items())),
+        *(f"equivalent, as no law may notice it: {way}: {why}" for way, why in EQUIVALENT.items()),
+    ]
+    if uncalled:
+        lines.append(f"{len(uncalled)} rules that no entry calls, whose mutants were not tested: {', '.join(uncalled)}")
+    return "\n".join([*lines, *(["not accounted for:", *alarms(fates)] if alarms(fates) else ["no survivors"])])

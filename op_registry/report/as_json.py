@@ -10,8 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from op_registry.conformance.devices.comparison import Finding
-from op_registry.conformance.mutant_table import Job, Results
-from op_registry.conformance.mutants import Fate
+from op_registry.conformance.mutants import Fate, alarms
 from op_registry.conformance.report import Report
 from op_registry.conformance.trials import ALL_LAWS
 from op_registry.conformance.verdict import answer_of
@@ -118,25 +117,19 @@ def of_devices(found: Iterable[Finding], device: str, skipped: str = "") -> str:
     return text_of("check --device", {"device": device, "skipped": skipped, "findings": findings})
 
 
-def of_mutants(results: Results) -> str:
+def of_mutants(fates: Sequence[Fate], uncalled: Sequence[str]) -> str:
     """The fate of each mutant, and the mutants that are not accounted for."""
-
-    def fields(fate: Fate) -> dict[str, Any]:
-        mutant = fate.mutant
-        return {
-            "rule": mutant.rule, "way": mutant.way, "sparse": mutant.sparse, "state": fate.state, "law": fate.law,
-            "message": fate.message,
-        }  # fmt: skip
-
-    def fates(found: Sequence[tuple[Job, list[Fate]]] | None) -> list[dict[str, Any]] | None:
-        return None if found is None else [fields(fate) for _, each in found for fate in each]
-
     return text_of(
         "mutants",
         {
-            "strangers": fates(results.strangers),
-            "built_in": fates(results.built_in),
-            "uncalled": sorted(results.uncalled),
-            "not_accounted_for": results.alarms,
+            "fates": [
+                {
+                    "rule": fate.mutant.rule, "way": fate.mutant.way, "sparse": fate.mutant.sparse, "state": fate.state,
+                    "law": fate.law, "message": fate.message,
+                }
+                for fate in fates
+            ],
+            "uncalled": list(uncalled),
+            "not_accounted_for": alarms(fates),
         },
-    )
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """Collectives that are wrong on purpose, in one way at a time: the comparisons with one process notice each.
 
-The laws of op_registry run in one process, so that the table of mutants (op_registry/conformance/mutant_table.py) has
+The laws of op_registry run in one process, so that the table of mutants (op_registry/conformance/mutants.py) has
 no line for collectives. All ranks make every call, also after one that fails, and then agree on whether one failed.
 """
 

@@ -98,5 +98,5 @@ def run_command(command: str) -> int:
     if arguments[0] == "check":
         arguments += ["--law", "P2", "--sample", "1", "--subject", "masked_dispatch.conformance_subject:eager"]
     if arguments[0] == "mutants":  # all of them take minutes
-        arguments += ["--only", "strangers", "--way", "mask lost", "--workers", "0"]
+        arguments += ["--op", "flip", "--way", "mask lost", "--workers", "0"]
     return main(arguments)

@@ -10,13 +10,12 @@ import pytest
 
 from repository import ROOT
 
-# Pages and pictures, which are written in UTF-8 or drawn; the table of mutants, which is printed with replacements.
+# Pages and pictures, which are written in UTF-8 or drawn.
 OTHER = {
     "masked_dispatch/distributed/extents.py",
     "masked_dispatch/plot.py",
     "masked_dispatch/seeing/page.py",
     "masked_dispatch/tensor/notebooks.py",
-    "op_registry/conformance/mutant_table.py",
     "op_registry/report/conformance.py",
 }
 SOURCES = [p for package in ("masked_dispatch", "op_registry") for p in sorted((ROOT / package).rglob("*.py"))]

@@ -13,7 +13,6 @@ import pytest
 from op_registry import progress as bars
 from op_registry import registry
 from op_registry.__main__ import EXAMPLES, main
-from op_registry.conformance import mutant_table
 
 SUBJECT = ["--subject", "masked_dispatch.conformance_subject:eager"]
 
@@ -69,14 +68,11 @@ def test_check_of_a_broken_subject(capsys: pytest.CaptureFixture[str]) -> None:
     assert failures[0]["repeat"].startswith("python -m op_registry check --op mean --law P2 --sample ")
 
 
-def test_mutants(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    few = [mutant_table.Job(kind, kind) for kind in ("movement", "query")]  # tests of the README run all of them
-    monkeypatch.setattr(mutant_table, "strangers", lambda: few)
-    document = printed(capsys, "mutants", "--only", "strangers", "--way", "mask lost", "--workers", "0")
-    assert document["built_in"] is None
-    assert document["not_accounted_for"] == []
-    assert {fate["way"] for fate in document["strangers"]} == {"mask lost"}
-    assert "killed" in {fate["state"] for fate in document["strangers"]}
+def test_mutants(capsys: pytest.CaptureFixture[str]) -> None:
+    document = printed(capsys, "mutants", "--op", "flip", "--way", "mask lost", "--workers", "0")
+    assert document["uncalled"] == document["not_accounted_for"] == []
+    assert {(fate["way"], fate["state"]) for fate in document["fates"]} == {("mask lost", "killed")}
+    assert {fate["sparse"] for fate in document["fates"]} == {False, True}
 
 
 def test_fuzz(capsys: pytest.CaptureFixture[str]) -> None:
