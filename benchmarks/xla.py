@@ -15,7 +15,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from benchmarks.harness import Goal, Unavailable, print_table, progress
-from op_registry.conformance.devices.compilations import compilations
+from op_registry.conformance.reference_device import compilations
 
 SIZE, MASKS, LARGE = 256, 20, 4096
 SELECT, WHERE, MASKED = "masked_select, eager", "torch.where", "masked_dispatch"

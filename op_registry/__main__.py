@@ -10,15 +10,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from op_registry.conformance import mutant_extents, mutants, runner
-from op_registry.conformance.devices.available import NAMES as DEVICES
-from op_registry.conformance.devices.available import WITHOUT_LAWS, is_there
+from op_registry.conformance import mutant_dimensions as mutant_extents
+from op_registry.conformance import mutants, runner
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
 from op_registry.conformance.mutant_ways import WAYS
-from op_registry.conformance.part import at_least_one, part
-from op_registry.conformance.pieces import pieces_of
-from op_registry.conformance.samples import database, operator_named, operators_of, variants
-from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.reference_device import NAMES as DEVICES
+from op_registry.conformance.reference_device import WITHOUT_LAWS, is_there
+from op_registry.conformance.samples import (
+    at_least_one,
+    database,
+    operator_named,
+    operators_of,
+    part,
+    pieces_of,
+    variants,
+)
+from op_registry.conformance.subject import find_subject
 from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict

@@ -19,8 +19,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from op_registry.conformance.guard_timing import guards_not_timed
-from op_registry.conformance.part import part
+from op_registry.conformance.laws.modes import guards_not_timed
+from op_registry.conformance.samples import part
 from op_registry.records.zeros import zeros_verified
 from units_of_tests import unit_of
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from op_registry.conformance.devices.available import DeviceMissing, device_called
+from op_registry.conformance.reference_device import DeviceMissing, device_called
 
 
 @dataclass(frozen=True)

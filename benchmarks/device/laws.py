@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from benchmarks.device.part import Row, die_with_the_device, spread
+from op_registry.conformance.plain_torch import calls_of
 from op_registry.conformance.samples import database, entries_by_overload
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.conformance.watching import calls_of
 from op_registry.rule import packet_name
 from op_registry.workers import Lost
 

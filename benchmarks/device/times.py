@@ -20,7 +20,7 @@ from benchmarks.device.part import Row, failure
 from benchmarks.graphs import counted
 from benchmarks.harness import Call, Clock, event_seconds, measure, thread_seconds
 from benchmarks.kernels import ELEMENTWISE_RESULT
-from op_registry.conformance.devices.available import device_called
+from op_registry.conformance.reference_device import device_called
 
 COLUMNS = ("what", "milliseconds", "x plain", "x by hand", "of the limit", "goal")
 GOAL = 0.8

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import masked_dispatch as md
 from benchmarks.device.functions import FUNCTIONS, forward_and_backward, operands
 from benchmarks.device.part import Row, failure
-from op_registry.conformance.devices.reference import host_reads
+from op_registry.conformance.reference_device import host_reads
 
 COLUMNS = ("what", "waits", "waits of plain tensors", "peak / data", "plain peak / data", "wrong")
 LENGTHS = [6, 4, 3]

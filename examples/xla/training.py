@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import masked_dispatch as md
-from op_registry.conformance.devices.compilations import compilations
+from op_registry.conformance.reference_device import compilations
 
 Named = dict[str, Tensor]
 

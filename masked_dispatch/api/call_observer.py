@@ -17,7 +17,7 @@ from masked_dispatch.densification import Densification, collecting, storage_of
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from op_registry.conformance.watching import Interpreter
+from op_registry.conformance.plain_torch import Interpreter
 from op_registry.laws.categories import COMPOSITE
 from op_registry.records.dense import map_tensors
 from op_registry.report.explain import taken_by

@@ -21,7 +21,7 @@ from masked_dispatch.conformance_subject import eager
 from masked_dispatch.versions import TESTED
 from op_registry import registry
 from op_registry.conformance import check
-from op_registry.conformance.devices.comparison import findings
+from op_registry.conformance.devices import findings
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.samples import overload_named
 

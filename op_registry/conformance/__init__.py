@@ -1,15 +1,18 @@
 """Conformance tests the laws of the semantics page on samples of every operator that torch knows.
 
-samples.py, own_operators.py, masks.py and shared_operands.py make trials; oracles/ compute the expected results;
-laws.py, gradients.py, masked_later.py, storages.py, modes.py and closed.py compare; likely_causes.py says what a rule
-states wrongly; trials.py and runner.py run the trials, part.py selects a part of them, and verdict.py sums the outcomes
-up. devices/ compares calls on other devices with the CPU. The laws test a *subject* (subject.py); this package imports
-no masked tensor.
+A *law* (law.py, laws/) says what is true of a *case*: of a call of an operator under masks (trial.py, trials.py), of a
+padded batch, of a graph, on a device. A case has a *subject* (subject.py), the masked tensor that is tested; this
+package imports none. compare.py says how two outcomes differ.
+
+samples.py, own_operators.py, variations.py and masks.py make calls (sample.py); plain_torch.py and oracles/ compute
+what is expected of them; runner.py runs the laws, gaps.py lists exceptions, and verdict.py sums the outcomes up.
+devices.py compares calls on other devices (reference_device.py) with the CPU. python_level.py puts functions that torch
+writes in Python to the laws (python_calls.py, python_distributions.py). mutants.py tests the laws themselves, on rules
+made wrong (mutant_ways.py, mutant_dimensions.py).
 """
 
-from op_registry.conformance.checking import check
-from op_registry.conformance.subject import Subject
-from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.runner import check
+from op_registry.conformance.subject import Subject, find_subject
 from op_registry.conformance.verdict import Answer, Verdict
 
 __all__ = ["Answer", "Subject", "Verdict", "check", "find_subject"]

@@ -42,6 +42,9 @@ ONE_HOLE = "one_hole"
 DESCRIPTIONS = _WHOLE | _PARTIAL | {ONE_HOLE: "one element of each tensor invalid"}
 WHOLE, PARTIAL, KINDS = tuple(_WHOLE), (*_PARTIAL, ONE_HOLE), tuple(DESCRIPTIONS)
 
+# The kinds for storages other than dense.
+STORED = ("half", "half_first", "half_others", "half_values", "slices", "empty", "shared", "itself", ONE_HOLE)
+
 # The kinds under which every masked tensor has a random mask of its own.
 RANDOM = ("half", "half_others", ITSELF)
 ATTEMPTS = 16

@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from op_registry.conformance import masks, plain_torch
-from op_registry.conformance.mutant_calls import Changes, Restated, Way
-from op_registry.conformance.mutant_ways import WAYS
-from op_registry.conformance.report import Report
+from op_registry.conformance.mutant_ways import WAYS, Changes, Restated, Way
 from op_registry.conformance.sample import Operator
 from op_registry.conformance.samples import (
     DirectOperator,
@@ -38,7 +34,7 @@ from op_registry.conformance.samples import (
     overloads_called,
 )
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.conformance.verdict import answer_of
+from op_registry.conformance.verdict import Report, answer_of
 from op_registry.dimensions.movements import Unknown
 from op_registry.laws.categories import COMPOSITE
 from op_registry.progress import progress
@@ -48,6 +44,7 @@ from op_registry.schema import is_view
 from op_registry.sparse.lowering import lowering_of, run_sparsely
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse
+from op_registry.workers import Lost, in_processes
 
 # Cheap laws first: the first law to notice a mutant ends its test.
 LAWS = ("P1", "P2", "P3", "P8", "P5", "P6", "P4", "P7")
@@ -271,6 +268,8 @@ class Baseline:
         return any(derivative.curved if second else derivative.sloped for derivative in derivatives)
 
 
+# Seconds for all mutants of a rule, and after how many rules a process is replaced.
+TIMEOUT, MOST_JOBS = 1800.0, 100
 DENSE = Settings(
     laws=LAWS,
     most=4,
@@ -337,25 +336,22 @@ def all_jobs() -> tuple[list[Job], list[str]]:
 
 
 def run(jobs: Sequence[Job], ways: Sequence[str] | None, workers: int | None) -> list[Fate]:
-    """The fates of all mutants, in order. A job whose process dies is run again alone, then reported as a survivor."""
+    """The fates of all mutants, in order. A job whose process dies or hangs is reported as a survivor."""
     if workers == 0:
         return [fate for job in jobs for fate in job.fates(ways)]
-    fates = dict(_in_pool(jobs, ways, workers or os.cpu_count() or 1))
-    for job in jobs:
-        if job not in fates:
-            fates |= dict(_in_pool([job], ways, 1))
-        fates.setdefault(job, [Fate(Mutant(job.rule, "any"), "survived", message="its process died")])
+    answers = in_processes(functools.partial(_answer, ways), jobs, workers or os.cpu_count() or 1, TIMEOUT, MOST_JOBS)
+    fates: dict[Job, list[Fate]] = {}
+    for answer in progress(answers, len(jobs), "rule"):
+        if isinstance(answer, Lost):
+            fates[answer.item] = [Fate(Mutant(answer.item.rule, "any"), "survived", message=answer.why)]
+        else:
+            fates |= dict([answer])
     return [fate for job in jobs for fate in fates[job]]
 
 
-def _in_pool(jobs: Sequence[Job], ways: Sequence[str] | None, workers: int) -> Iterator[tuple[Job, list[Fate]]]:
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn")) as pool:
-        futures: dict[Future[list[Fate]], Job] = {pool.submit(job.fates, ways): job for job in jobs}
-        for future in progress(as_completed(futures), len(jobs), "rule"):
-            try:
-                yield futures[future], future.result()
-            except BrokenProcessPool:  # noqa: PERF203
-                continue
+def _answer(ways: Sequence[str] | None, job: Job, say: Callable[[str], None]) -> tuple[Job, list[Fate]]:
+    say(job.rule)
+    return job, job.fates(ways)
 
 
 def alarms(fates: Sequence[Fate]) -> list[str]:

@@ -12,9 +12,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-
-from op_registry.conformance.randomness import start_random_numbers
-from op_registry.conformance.trees import tree_leaves, tree_map
+from torch.utils import _pytree
 
 
 def _is_strided(leaf: object) -> TypeGuard[Tensor]:
@@ -170,3 +168,64 @@ def start_all_random_numbers(seed: int = 0) -> None:
     except ImportError:
         return
     numpy.random.seed(seed)
+
+
+# ------------------------------------ the leaves of nested arguments and results, and a copy with each of them replaced
+
+# torch.utils._pytree does the same, but its lookup of each leaf's type took half the time of a conformance run. So it
+# is used only for containers other than tuples, lists and dicts.
+
+
+def tree_leaves(tree: object, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """Every leaf in `tree`, in order: whatever is not a container, or is accepted by `is_leaf`."""
+    leaves: list[Any] = []
+    _collect(tree, is_leaf, leaves)
+    return leaves
+
+
+def _collect(tree: Any, is_leaf: Callable[[Any], bool] | None, leaves: list[Any]) -> None:
+    kind = type(tree)
+    if kind is Tensor or (is_leaf is not None and is_leaf(tree)):
+        leaves.append(tree)
+    elif kind is tuple or kind is list:
+        for item in tree:
+            _collect(item, is_leaf, leaves)
+    elif kind is dict:
+        for item in tree.values():
+            _collect(item, is_leaf, leaves)
+    elif _is_another_container(tree):
+        leaves += _pytree.tree_leaves(tree, is_leaf)
+    else:
+        leaves.append(tree)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A copy of `tree` with each leaf replaced by `function` of it."""
+    kind = type(tree)
+    if kind is Tensor:
+        return function(tree)
+    if kind is tuple:
+        return tuple([tree_map(function, item) for item in tree])
+    if kind is list:
+        return [tree_map(function, item) for item in tree]
+    if kind is dict:
+        return {key: tree_map(function, item) for key, item in tree.items()}
+    return _pytree.tree_map(function, tree) if _is_another_container(tree) else function(tree)
+
+
+def _is_another_container(tree: object) -> bool:
+    """Whether it is a named tuple, one of torch's return types, or a registered pytree node."""
+    return isinstance(tree, tuple) or type(tree) in _pytree.SUPPORTED_NODES
+
+
+# -------------------------------------------------- seeding, so that every run of a trial draws the same random numbers
+
+
+def start_random_numbers(seed: int) -> None:
+    """`torch.manual_seed` without queueing a call for a later CUDA initialisation.
+
+    Each queued call holds a formatted stack trace, which took a quarter of the time of a conformance run.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)

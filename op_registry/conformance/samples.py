@@ -6,11 +6,13 @@ database's generators are seeded, so they give the same list every time.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import functools
 import importlib.util
 import itertools
+import math
 import sys
 import types
 import unittest
@@ -24,14 +26,18 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.conformance import plain_torch
-from op_registry.conformance.own_operators import OwnForm, RegisteredOperator, forms_of, samples_of_rule
-from op_registry.conformance.part import part
-from op_registry.conformance.sample import Operator, start_all_random_numbers
+from op_registry.conformance.own_operators import (
+    OwnForm,
+    RegisteredOperator,
+    forms_of,
+    in_place,
+    into_out,
+    samples_of_rule,
+)
+from op_registry.conformance.plain_torch import Recorder, calls_of
+from op_registry.conformance.sample import Operator, start_all_random_numbers, tree_map
 from op_registry.conformance.sample import Sample as Sample
 from op_registry.conformance.sample import chosen as chosen
-from op_registry.conformance.trees import tree_map
-from op_registry.conformance.variant_calls import in_place, into_out
-from op_registry.conformance.watching import Recorder, calls_of
 from op_registry.registration import no_operator
 from op_registry.registry import registry
 from op_registry.rule import packet_name
@@ -477,3 +483,39 @@ def entries_by_overload() -> dict[OpOverload, tuple[str, ...]]:
         for overload in overloads_called(name):
             entries.setdefault(overload, []).append(name)
     return {overload: tuple(names) for overload, names in entries.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Arguments of command lines: a part of a list as ``K/N``, so that each of N runs takes a different part; a number.
+
+
+def part(text: str) -> slice:
+    """Every N-th, beginning with the K-th, K from 0 to N - 1."""
+    first, _, of = text.partition("/")
+    if not (first.isdigit() and of.isdigit() and int(first) < int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 0 to N - 1")
+    return slice(int(first), None, int(of))
+
+
+def at_least_one(text: str) -> int:
+    """A number of things to check: a check of nothing would succeed."""
+    if not (text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Units of work of the full tier, all of about one size: a crash loses little, and slices take about as long.
+
+# The most samples in a piece, each of which is tried under every mask and law.
+MOST_SAMPLES = 50
+
+
+def pieces_of(name: str) -> list[str]:
+    """An operator's name in each dtype (``add@int64``), with each part of its samples if they are many (``@0/3``)."""
+    operator = operator_named(name)
+    dtypes = [f"{name}@{str(dtype)[6:]}" for dtype in sorted(operator.dtypes, key=str)]
+    if not dtypes:
+        return [name]
+    parts = math.ceil(len(operator.samples(operator.preferred_dtype)) / MOST_SAMPLES)
+    return [f"{dtype}@{k}/{parts}" for dtype in dtypes for k in range(parts)] if parts > 1 else dtypes

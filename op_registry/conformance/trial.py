@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance import plain_torch
-from op_registry.conformance.compare import ROUNDING, bit_difference, mask_difference
+from op_registry.conformance.compare import ROUNDING, Outcome, Tolerance, bit_difference, mask_difference
 from op_registry.conformance.masks import KNOWN_ZERO, Masking, refilled
 from op_registry.conformance.oracles import expected
 from op_registry.conformance.oracles.call import Refused
-from op_registry.conformance.randomness import start_random_numbers
-from op_registry.conformance.sample import Sample
+from op_registry.conformance.plain_torch import weighted_sum
+from op_registry.conformance.sample import Sample, start_random_numbers, tree_leaves, tree_map
 from op_registry.conformance.subject import Observed, Subject
-from op_registry.conformance.trees import tree_leaves, tree_map
 
 T = TypeVar("T")
 
@@ -224,6 +223,11 @@ class Trial:
         return max((ROUNDING.get(t.dtype, 0.0) for t in self.sample.tensors), default=0.0)
 
     @property
+    def tolerance(self) -> Tolerance:
+        """To which rounding its results have to agree."""
+        return Tolerance(magnitude=self.magnitude, coarsest=self.rounding, values=not self.sample.valueless)
+
+    @property
     def written(self) -> tuple[int, ...]:
         """Which tensors of the sample plain torch writes to without returning them."""
         return plain_torch.forward(self.sample, self.seed).written
@@ -267,4 +271,52 @@ def refused_by_the_semantics(trial: Trial) -> bool:
     return False
 
 
-Law = Callable[[Trial], None]
+def check_storage_applies(trial: Trial, storage: str) -> None:
+    """NotAsked if no tensor fits the storage or, for "csr_first" and its like, only one (then "csr" tests the same)."""
+    layout, only_first = storage_of(storage)
+    if trial.once(f"tensors stored as {layout}", lambda trial: _tensors_stored(trial, layout)) < 1 + only_first:
+        raise NotAsked(f"no tensor that can be stored as {storage}")
+
+
+def _tensors_stored(trial: Trial, layout: str) -> int:
+    """How many of the operands the layout can store."""
+    dense = trial.once("dense operands", lambda trial: [type(value) for value in trial.wrapped()[2]])
+    return sum(type(a) is not b for a, b in zip(trial.wrapped(storage=layout)[2], dense, strict=True))
+
+
+def outcome_with_gradients(
+    trial: Trial, fill: str | None, storage: str | None = None, explicit_invalid: bool = False
+) -> Outcome | Exception:
+    """Results and, where there is a derivative, gradients of a fixed weighting of them; or the exception raised."""
+    try:
+        differentiable = trial.derivative_order > 0
+        args, kwargs, values = trial.wrapped(
+            fill, gradients=differentiable, storage=storage, explicit_invalid=explicit_invalid
+        )
+        outcome = observed(trial.subject, trial.run_on(args, kwargs, values, fill))
+        gradients = gradients_of(trial.subject, outcome, values) if differentiable else []
+        return outcome, gradients
+    except Broken:
+        raise
+    except Exception as error:
+        return error
+
+
+def gradients_of(
+    subject: Subject, outcome: Sequence[Any], values: Sequence[Any], create_graph: bool = False, seed: int = 0
+) -> list[Any]:
+    """The gradient of the weighted results for each value that may have one, observed; None elsewhere.
+
+    Empty if no result requires grad.
+    """
+    scalar = weighted_sum(outcome, seed)
+    if scalar is None:
+        return []
+    inputs = [v for v in values if subject.requires_grad(v)]
+    found = subject.gradients(scalar, inputs, create_graph)
+    for gradient in found:
+        if gradient is not None:
+            subject.check_remembered(gradient)
+    remaining = iter(found)
+    gradients = [next(remaining) if subject.requires_grad(v) else None for v in values]
+    return [None if g is None else subject.observe(g) for g in gradients]

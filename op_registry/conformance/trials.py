@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import os
 import time
-import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch._ops import OpOverload
 
-from op_registry.conformance import closed, gradients, laws, masked_later, modes, stated_dims, storages
-from op_registry.conformance.applicability import exemption
-from op_registry.conformance.devices.available import device_called
-from op_registry.conformance.devices.on_device import OnDevice
-from op_registry.conformance.gap_tracker import GapTracker
-from op_registry.conformance.gaps import gaps_of
-from op_registry.conformance.masks import DESCRIPTIONS, KINDS, ONE_HOLE, PARTIAL, WHOLE, Masking, masking
-from op_registry.conformance.oracles.call import Misdeclared, OracleFailed
+from op_registry.conformance.devices import on_device
+from op_registry.conformance.gaps import GapTracker, gaps_of
+from op_registry.conformance.law import Case, Check, Law, Option
+from op_registry.conformance.laws import LAWS
+from op_registry.conformance.masks import KINDS, ONE_HOLE, masking
 from op_registry.conformance.own_operators import RegisteredOperator
-from op_registry.conformance.padded_trials import padded_trials
-from op_registry.conformance.report import Outcome, Report, Status
-from op_registry.conformance.repro_lines import Option, describe, imports, remark, repro
+from op_registry.conformance.reference_device import device_called
 from op_registry.conformance.sample import Operator, Sample
 from op_registry.conformance.samples import (
+    NOT_ON_THIS_MACHINE,
     DatabaseOperator,
     chosen,
     entries_by_overload,
@@ -35,44 +30,15 @@ from op_registry.conformance.samples import (
     operator_named,
     overload_samples,
 )
-from op_registry.conformance.shared_operands import asked_once, call_under
-from op_registry.conformance.stored_samples import storable
-from op_registry.conformance.subject import Subject
-from op_registry.conformance.subjects import find_subject
-from op_registry.conformance.trial import (
-    Broken,
-    Densified,
-    Law,
-    NotAsked,
-    Refusal,
-    RefusedRightly,
-    Trial,
-    observed,
-    refused_by_the_semantics,
-    storage_of,
-)
-from op_registry.errors import MaskedSemanticsError
+from op_registry.conformance.subject import Subject, find_subject
+from op_registry.conformance.trial import Trial, observed, storage_of
+from op_registry.conformance.variations import asked_once, call_under, storable
+from op_registry.conformance.verdict import Outcome, Report
+from op_registry.laws.categories import REFUSED
 from op_registry.records.zeros import zeros_verified
-from op_registry.rule import IN_A_RULE
 
-LAWS: dict[str, Law] = {
-    "P1": laws.all_valid_identity,
-    "P2": laws.compress,
-    "P3": laws.non_interference,
-    "P5": gradients.gradients_are_derivatives,
-    "P6": modes.views_alias,
-    "P8": closed.closed_or_refused,
-    "later": masked_later.nothing_comes_back,
-}
-# The laws that we test on storages other than dense.
-STORED: dict[str, Callable[..., None]] = {
-    "P3": storages.non_interference,
-    "P4": storages.layouts_agree,
-    "P5": storages.gradients_agree,
-    "later": masked_later.nothing_comes_back,
-}
+ALL_LAWS = tuple(LAWS)
 MODES = ("aot_eager", "aot_eager_dynamic", "inductor", "inductor_dynamic")
-ALL_LAWS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "dims", "later")
 # The storages that P4 compares with dense: of every masked tensor, or with "_first" of the first one only.
 STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "time_first_packed", "csr_first", "packed_first")
 
@@ -122,16 +88,17 @@ class Settings:
     def find_subject(self) -> Subject:
         """The subject, on its device."""
         subject = find_subject(self.subject)
-        return subject if self.device is None else OnDevice(subject, device_called(self.device))
+        return subject if self.device is None else on_device(subject, device_called(self.device))
 
 
-def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dtype]:
+def dtypes_of(operator: Operator, name: str, settings: Settings) -> list[torch.dtype]:
     """The dtypes in which a law is tested."""
-    if law in ("P5", "later"):
+    law = LAWS[name]
+    if law.of_gradients:
         return [operator.gradient_dtype] if operator.gradient_dtype is not None else []
-    if law == "P7" and not operator.leading:
+    if law.in_mode is not None and not operator.leading:
         return []
-    if settings.dtypes == "preferred" or (settings.dtypes == "all" and law == "P7"):
+    if settings.dtypes == "preferred" or (settings.dtypes == "all" and law.in_mode is not None):
         return [operator.preferred_dtype] if operator.dtypes else []
     if settings.dtypes == "all":
         return sorted(operator.dtypes, key=str)
@@ -139,33 +106,8 @@ def dtypes_of(operator: Operator, law: str, settings: Settings) -> list[torch.dt
     return [dtype for dtype in wanted if dtype in operator.dtypes]
 
 
-def kinds_of(law: str, settings: Settings, stored: bool = False, whole: bool = False) -> list[str]:
-    """The masks under which a law is tested.
-
-    stored  whether on storages other than dense
-    whole   whether to use the masks of WANTED_WHOLE
-    """
-    key = "P4" if stored and law != "later" else law
-    wanted = (WANTED_WHOLE if whole else WANTED).get(key, tuple(DESCRIPTIONS))
-    return [kind for kind in settings.masks if kind in wanted]
-
-
-# The kinds of masks that test a law; all kinds for laws not listed.
-WANTED: dict[str, tuple[str, ...]] = {
-    "P1": WHOLE,
-    "P2": ("stored", *PARTIAL),  # P1 covers "unstored"
-    "P3": PARTIAL,
-    "P4": ("half", "half_first", "half_others", "half_values", "slices", "empty", "shared", "itself", ONE_HOLE),
-    "P6": ("unstored", "half", "empty", "broadcast"),
-    "P7": ("half", "half_first", "slices"),
-    "P8": ("half", "half_first", "half_others", "slices", "empty"),
-    "later": masked_later.KINDS,
-}
 # For calls without a valid result under P7's kinds: operators on whole matrices, if each matrix has a hole under them.
 LAST_RESORTS = (ONE_HOLE, "stored")
-# The kinds for an operator that refuses partly valid input.
-WANTED_WHOLE: dict[str, tuple[str, ...]] = {"P4": WHOLE, "P7": ("unstored",)}
-
 
 # The trials of one run on storages other than dense, by sample and kind of mask.
 Made = dict[tuple[Sample, str], Trial]
@@ -173,58 +115,59 @@ Made = dict[tuple[Sample, str], Trial]
 
 def trials_of(
     operator: Operator,
-    law: str,
+    name: str,
     subject: Subject,
     settings: Settings,
     stored: bool = False,
     whole: bool = False,
     made: Made | None = None,
 ) -> Iterator[tuple[str, Trial]]:
-    """Every trial of a law, with its description; see :func:`kinds_of` for `stored` and `whole`.
+    """Every trial of a law, with its description.
 
-    made  the trials so far on storages other than dense: the same ones are yielded again, with what they remember
+    stored  whether on storages other than dense
+    whole   whether under the masks for operators that refuse partly valid input
+    made    the trials so far on storages other than dense: the same ones are yielded again, with what they remember
     """
-    for dtype in dtypes_of(operator, law, settings):
-        if law == "P7":
-            samples = _compiled_samples(operator, dtype, settings)
-        else:
-            samples = _stored_samples(operator, dtype) if stored else _samples(operator, dtype)
+    law = LAWS[name]
+    masks = law.whole if whole else law.masks_stored if stored else law.masks
+    kinds_wanted = [kind for kind in settings.masks if kind in masks]
+    sparingly = ONE_HOLE in kinds_wanted and len(settings.masks) > 1
+    once = asked_once(stored) if len(settings.masks) > 1 else ()
+    for dtype in dtypes_of(operator, name, settings):
+        candidates = _stored_samples(operator, dtype) if stored else _samples(operator, dtype)
+        samples = _compiled_samples(operator, dtype, settings) if law.in_mode is not None else candidates
         if settings.sample is not None:
             samples = [s for s in samples if s.number == settings.sample]
-        elif law != "P7":
+        elif law.in_mode is None:
             samples = chosen(chosen(samples, settings.most), settings.most_stored if stored else None)
-        kinds_wanted = kinds_of(law, settings, stored, whole)
-        sparingly = ONE_HOLE in kinds_wanted and len(settings.masks) > 1
-        once = asked_once(stored) if len(settings.masks) > 1 else ()
         asked: set[str] = set()
         for sample in samples:
             kinds = [kind for kind in kinds_wanted if not (sparingly and kind == ONE_HOLE)]
-            if law == "P7":
+            if law.in_mode is not None:
                 others = LAST_RESORTS if not whole and len(settings.masks) > 1 else ()
                 kinds = _first_with_valid_results(subject, sample, kinds, others, settings.seed)
             for kind in kinds:
                 call = call_under(kind, sample, isinstance(operator, DatabaseOperator))
-                masks = None if call is None or kind in asked else masking(kind, call.tensors, settings.seed)
-                if call is not None and masks is not None:
+                masks_of_call = None if call is None or kind in asked else masking(kind, call.tensors, settings.seed)
+                if call is not None and masks_of_call is not None:
                     asked.update({kind}.intersection(once))
-                    trial = Trial(subject, call, masks, settings.seed)
+                    trial = Trial(subject, call, masks_of_call, settings.seed)
                     if stored and made is not None:
                         trial = made.setdefault((sample, kind), trial)
                     yield describe(sample, kind), trial
         if sparingly:
-            candidates = _stored_samples(operator, dtype) if stored else _samples(operator, dtype)
             yield from _with_one_hole(candidates, samples, law, subject, settings)
 
 
 def _with_one_hole(
-    candidates: list[Sample], samples: list[Sample], law: str, subject: Subject, settings: Settings
+    candidates: list[Sample], samples: list[Sample], law: Law, subject: Subject, settings: Settings
 ) -> Iterator[tuple[str, Trial]]:
     """One trial with one hole in each tensor, of the first sample that has a valid result under such masks.
 
     P2 makes this trial for every operator. The other laws make it if the other masks leave nothing valid in the results
     of `samples`: for operators on whole slices, if every slice has a hole under these masks.
     """
-    if law != "P2" and any(_has_valid_results(subject, s, "half", settings.seed) for s in samples):
+    if not law.one_hole and any(_has_valid_results(subject, s, "half", settings.seed) for s in samples):
         return
     for sample in candidates[:MOST_TRIED]:
         if _has_valid_results(subject, sample, ONE_HOLE, settings.seed):
@@ -302,7 +245,7 @@ def _left_to_another_entry(operator: Operator, settings: Settings, few: int = 1)
 
 
 def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], None] = lambda text: None) -> Report:
-    """Run every trial of an operator. Before each, `say` gets its repro line, so that a crash can be traced."""
+    """Run every case of an operator. Before each, `say` gets its repro line, so that a crash can be traced."""
     operator = operator_named(name) if isinstance(name, str) else name
     subject = settings.find_subject()
     report = Report(name if isinstance(name, str) else operator.name)
@@ -311,26 +254,20 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
     made: Made = {}
     with warnings.catch_warnings(), zeros_verified():
         warnings.simplefilter("ignore")
-        for law in settings.laws:
-            report.counts.setdefault(law, Counter())
-            if law == "dims":
-                _dimensions(operator, settings, gaps, report, say)
-            elif law == "P9" and law in subject.laws:
-                _padded(operator, subject, settings, gaps, report, say)
-            elif law in subject.laws:
-                _try_law(law, operator, subject, settings, gaps, report, say, made)
-                if law in WANTED_WHOLE and not report.asked(law):
-                    _try_law(law, operator, subject, settings, gaps, report, say, made, whole=True)
-                if law == "P7" and settings.whole_entries and not report.asked(law):
-                    in_parts = dataclasses.replace(settings, whole_entries=False)
-                    _try_law(law, operator, subject, in_parts, gaps, report, say, made)
-            else:
-                report.silences[law] = {f"the subject {subject.name!r} does not support it": 1}
+        for law in map(LAWS.__getitem__, settings.laws):
+            report.counts.setdefault(law.name, Counter())
+            supported = law.of_plain or law.name in subject.laws
+            if not supported:
+                report.silences[law.name] = {f"the subject {subject.name!r} does not support it": 1}
+            for case in _cases(law, operator, subject, settings, made, report) if supported else ():
+                line = repro(operator, law.name, case, settings)
+                say(line)
+                status, message = gaps.judged(law.name, case.description, *case.outcome(), case.control)
+                report.record(law, case, status, message, line)
+                if settings.until_broken and status in ("broken", "error"):
+                    break
             if settings.until_broken and report.failures:
                 break
-        stopped = settings.until_broken and report.failures
-        if "P1" in settings.laws and settings.sample is None and subject.own_errors and not stopped:
-            _errors(operator, subject, gaps, report, say)
         for law in settings.laws:
             why = None if report.asked(law) else exemption(operator, law, settings.seed, report.silences.get(law, {}))
             if why is not None:
@@ -347,159 +284,95 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
     return report
 
 
-def _try_law(
-    law: str,
-    operator: Operator,
-    subject: Subject,
-    settings: Settings,
-    gaps: GapTracker,
-    report: Report,
-    say: Callable[[str], None],
-    made: Made,
-    whole: bool = False,
-) -> None:
-    """Run every trial of one law."""
-    for option, check in _checks(law, subject, settings):
-        stored = option is not None and law in STORED
-        for description, trial in trials_of(operator, law, subject, settings, stored, whole, made):
-            line = repro(operator, law, description, settings, option)
-            say(line)
-            full_description = f"{description} {option[1]}" if option else description
-            control = functools.partial(modes.torch_fails_too, trial, option[1]) if option and law == "P7" else None
-            status, message = gaps.judged(law, full_description, *outcome_of(check, trial), control)
-            _record(report, law, full_description, status, message, line)
-            if option and law == "P4":
-                report.storages.setdefault(option[1], Counter())[status] += 1
-            if settings.until_broken and status in ("broken", "error"):
-                return
+def _cases(
+    law: Law, operator: Operator, subject: Subject, settings: Settings, made: Made, report: Report
+) -> Iterator[Case]:
+    """Every case of a law; other masks, and other calls in graphs, only if no case tested it (by `report`)."""
+    if law.cases is not None:
+        yield from law.cases(operator, subject, settings)
+    else:
+        yield from _trials(law, operator, subject, settings, made)
+        if law.whole and not report.asked(law.name):
+            yield from _trials(law, operator, subject, settings, made, whole=True)
+        if law.in_mode is not None and settings.whole_entries and not report.asked(law.name):
+            yield from _trials(law, operator, subject, replace(settings, whole_entries=False), made)
+    if law.also is not None:
+        yield from law.also(operator, subject, settings)
 
 
-def _checks(law: str, subject: Subject, settings: Settings) -> list[tuple[Option | None, Law]]:
-    """The checks of a law: P4 one for each storage, P3, P5 and "later" for dense and some others, P7 for each mode."""
-    if law == "P7":
-        return [(("--mode", m), functools.partial(modes.modes_agree, mode=m)) for m in settings.modes]
-    on_dense = law in LAWS and (settings.dense or law not in STORED)
-    checks: list[tuple[Option | None, Law]] = [(None, LAWS[law])] if on_dense else []
-    if law in STORED:
-        wanted = settings.storages if law == "P4" else settings.also_stored
-        supported = [s for s in wanted if subject.can_store(storage_of(s)[0])]
-        checks += [(("--storage", s), functools.partial(STORED[law], storage=s)) for s in supported]
-    return checks
+def _trials(
+    law: Law, operator: Operator, subject: Subject, settings: Settings, made: Made, whole: bool = False
+) -> Iterator[Case]:
+    """The trials of a law as cases: on dense storage, on each of the others, or in each mode."""
+    checks: list[tuple[Option | None, Check]] = []
+    if law.check is not None and (settings.dense or law.stored is None):
+        checks.append((None, law.check))
+    if law.stored is not None:
+        # (A law about storages alone is tested on all of them.)
+        names = settings.storages if law.check is None else settings.also_stored
+        can_store = [s for s in names if subject.can_store(storage_of(s)[0])]
+        checks += [(("--storage", s), functools.partial(law.stored, storage=s)) for s in can_store]
+    if law.in_mode is not None:
+        checks += [(("--mode", m), functools.partial(law.in_mode, mode=m)) for m in settings.modes]
+    for option, check in checks:
+        stored = option is not None and option[0] == "--storage"
+        for description, trial in trials_of(operator, law.name, subject, settings, stored, whole, made):
+            dtype, _, number, kind = description.split()[:4]
+            yield Case(
+                f"{description} {option[1]}" if option else description,
+                functools.partial(check, trial),
+                option,
+                f" --sample {number} --mask {kind} --dtype {dtype} --seed {settings.seed}",
+                trial,
+                control=functools.partial(law.control, trial, option[1]) if law.control and option else None,
+            )
 
 
-def _errors(operator: Operator, subject: Subject, gaps: GapTracker, report: Report, say: Callable[[str], None]) -> None:
-    """Run P1 for the calls on which torch raises."""
-    if not isinstance(operator, DatabaseOperator) or not operator.leading:
-        return
-    for sample in operator.error_samples():
-        if not sample.tensors:
-            continue
-        description = f"{str(sample.dtype).removeprefix('torch.')} error {sample.number} unstored"
-        line = f"python -m op_registry check --op {operator.name} --law P1"
-        say(line)
-        outcome = outcome_of(laws.same_errors, Trial(subject, sample, _without_masks(sample)))
-        status, message = gaps.judged("P1", description, *outcome)
-        _record(report, "P1", description, status, message, line)
+def exemption(operator: Operator, name: str, seed: int = 0, silences: Mapping[str, int] | None = None) -> str | None:
+    """Why a law does not apply to an operator, by its schema, its rule's category or its derivative; None if it does.
+
+    The rule's results have no influence: a law that applies but that no trial could test is undecided (verdict.py).
+
+    silences  why trials of the law had nothing to ask, with their number; None before there are any
+    """
+    law = LAWS[name]
+    if not operator.dtypes:
+        return NOT_ON_THIS_MACHINE
+    rule = operator.rule if isinstance(operator, RegisteredOperator) else None
+    if rule is not None and rule.category is REFUSED and name not in ("P2", "P8"):
+        return "its rule refuses every masked input"
+    if law.in_mode is not None and not operator.leading:
+        return "it is tested once, in the operator's preferred dtype"
+    return None if law.exempt is None else law.exempt(operator, seed, silences)
 
 
-def _dimensions(
-    operator: Operator, settings: Settings, gaps: GapTracker, report: Report, say: Callable[[str], None]
-) -> None:
-    """Compare what rules state of their dimensions with plain torch."""
-    line = f"python -m op_registry check{imports(operator, settings)} --op {operator.name} --law dims"
-    say(line)
-    for op, status, message in stated_dims.outcomes(operator, settings.seed):
-        description = f"{str(operator.preferred_dtype).removeprefix('torch.')} samples all unstored {op}"
-        status, message = gaps.judged("dims", description, status, message)
-        _record(report, "dims", description, status, message, line + remark(operator))
+def describe(sample: Sample, kind: str) -> str:
+    """A short description of a trial; gaps select trials by its words."""
+    overload = f" {sample.fn}" if isinstance(sample.fn, OpOverload) else ""
+    return f"{str(sample.dtype).removeprefix('torch.')} sample {sample.number} {kind}{overload}"
 
 
-def _padded(
-    operator: Operator,
-    subject: Subject,
-    settings: Settings,
-    gaps: GapTracker,
-    report: Report,
-    say: Callable[[str], None],
-) -> None:
-    """Run P9 for each rule that the operator's samples call: densely, and as the subject can, stored and in modes."""
-    everywhere = settings.most is None and settings.dense
-    stored = subject.padded_storages if everywhere else settings.also_stored
-    dense: list[Option | None] = [None] if settings.dense else []
-    ways = [*dense, *(("--storage", s) for s in stored if s in subject.padded_storages)]
-    in_graphs = settings.modes if everywhere or not settings.dense else ()
-    modes: list[Option | None] = [("--mode", m) for m in in_graphs if m in subject.padded_modes]
-    left_out = _left_to_another_entry(operator, settings, few=3)
-    compiled: set[OpOverload] = set()
-    for trial in padded_trials(operator, settings.seed, settings.most, settings.sample, left_out):
-        # One ragged batch of each rule is asked in other modes.
-        in_modes = modes if trial.ragged is not None and trial.op not in compiled and trial.form is None else []
-        compiled |= {trial.op} if in_modes else set()
-        # (What a form writes is its rule's result: densely is enough.)
-        for option in [*(ways if trial.form is None else dense), *in_modes]:
-            description = f"{trial} {option[1]}" if option else str(trial)
-            line = repro(operator, "P9", description, settings, option)
-            say(line)
-            outcome = status_of(functools.partial(trial.run, subject, settings.seed, option))
-            status, message = gaps.judged("P9", description, *outcome)
-            _record(report, "P9", description, status, message, line)
-            report.add_of_rule(str(trial.asked), status, message)
-            if settings.until_broken and status in ("broken", "error"):
-                return
+def repro(operator: Operator, law: str, case: Case, settings: Settings) -> str:
+    """The command line that runs one case."""
+    name = settings.subject or os.environ.get("OP_REGISTRY_SUBJECT")
+    option = f" {case.option[0]} {case.option[1]}" if case.option else ""
+    return (
+        f"python -m op_registry check{_imports(operator, settings)} --op {operator.name} --law {law}{case.repeat}"
+        f"{option}{f' --subject {name}' if name else ''}{f' --device {settings.device}' if settings.device else ''}"
+        f"{_remark(operator)}"
+    )
 
 
-def _without_masks(sample: Sample) -> Masking:
-    masks = masking("unstored", sample.tensors)
-    assert masks is not None
-    return masks
+def _imports(operator: Operator, settings: Settings) -> str:
+    """The --import options that register the operator's rule."""
+    module = operator.module if isinstance(operator, RegisteredOperator) else None
+    needed = [module] if module is not None and module.partition(".")[0] != "op_registry" else []
+    return "".join(f" --import {module}" for module in dict.fromkeys([*settings.modules, *needed]))
 
 
-def _record(report: Report, law: str, description: str, status: Status, message: str, line: str) -> None:
-    report.counts.setdefault(law, Counter())[status] += 1
-    report.dtypes.setdefault(description.partition(" ")[0], Counter())[status] += 1
-    if status == "densified" or (status == "not asked" and message.startswith("no oracle")):
-        report.reasons[message] = report.reasons.get(message, 0) + 1
-    elif status not in ("pass", "refused rightly", "not asked"):
-        report.outcomes.append(Outcome(law, description, status, message, line))
-    if status == "not asked":
-        report.silences.setdefault(law, Counter())[message] += 1
-
-
-def outcome_of(check: Law, trial: Trial) -> tuple[Status, str]:
-    """The status of one trial, and its message."""
-    if trial.plain_error is not None and check is not laws.same_errors:
-        return "not asked", f"plain torch raises {trial.plain_error}"
-    outcome = status_of(functools.partial(check, trial), functools.partial(refused_by_the_semantics, trial))
-    why = trial.subject.excuse(trial.sample) if outcome[0] in ("broken", "error") else None
-    return outcome if why is None else ("not asked", why)
-
-
-def status_of(run: Callable[[], None], has_no_result: Callable[[], bool] = lambda: False) -> tuple[Status, str]:
-    """The status of a trial that `run` makes, and its message; `has_no_result` says whether the semantics refuse it."""
-    try:
-        run()
-    except NotAsked as reason:
-        return "not asked", str(reason)
-    except Densified as reason:
-        return "densified", str(reason)
-    except RefusedRightly as reason:
-        return "refused rightly", str(reason)
-    except (Broken, Misdeclared) as reason:
-        return "broken", str(reason)
-    except OracleFailed as reason:
-        return "error", f"not the rule, but {reason}"
-    except (Refusal, MaskedSemanticsError) as reason:
-        if has_no_result():
-            return "not asked", f"refused, as the semantics require: {_first_line(reason)}"
-        return "refused", _first_line(reason)
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-        rule = str(error).partition(IN_A_RULE)[2]
-        named = f"{IN_A_RULE.strip()} {rule}: " if rule else ""
-        return "error", f"{named}{type(error).__name__}: {_first_line(error)}{where}"
-    return "pass", ""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:300]
+def _remark(operator: Operator) -> str:
+    """A shell comment that says why the command line does not work as it is; "" if it does."""
+    if not isinstance(operator, RegisteredOperator) or operator.module is not None:
+        return ""
+    where = operator.rule.where if operator.rule is not None else "an overlay"
+    return f"  # the rule is registered in __main__ ({where}): move it to a module, and add --import MODULE"

@@ -6,7 +6,7 @@
     undecided       the law applies, but no trial could test it, or every call that has a result was refused; the reason
                     says which
     gap             every trial that tested the law fell into a named gap (rule.gap)
-    does not apply  by the operator's schema, category or derivative (applicability.py)
+    does not apply  by the operator's schema, category or derivative (each law says which)
 
 A verdict is true if every answer is "holds", "gap" or "does not apply", or if the caller allows it, law by law. An
 unneeded allowance makes the verdict false too, so that no allowance outlives its reason.
@@ -18,26 +18,105 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-from op_registry.conformance.report import Outcome, Report
+from op_registry.conformance.law import Case, Law, Status
+from op_registry.conformance.laws import LAWS
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One trial that did not pass. `status` is a :data:`Status`."""
+
+    law: str
+    description: str
+    status: str
+    message: str
+    repro: str
+
+
+@dataclass
+class Report:
+    """The results for one operator: the number of trials by law and status, and those that did not pass."""
+
+    operator: str
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    reasons: dict[str, int] = field(default_factory=dict)
+    # For each law, why trials did not test it, with the number of trials.
+    silences: dict[str, dict[str, int]] = field(default_factory=dict)
+    # Laws that don't apply to the operator, and why not.
+    exemptions: dict[str, str] = field(default_factory=dict)
+    # The number of trials by dtype and status.
+    dtypes: dict[str, dict[str, int]] = field(default_factory=dict)
+    # The number of trials of P4 by storage and status.
+    storages: dict[str, dict[str, int]] = field(default_factory=dict)
+    # For laws that are asked of rules (P9): the number of trials by overload and status; why calls were refused; why
+    # there was nothing to ask.
+    rules: dict[str, dict[str, int]] = field(default_factory=dict)
+    refusals: dict[str, dict[str, int]] = field(default_factory=dict)
+    unasked: dict[str, dict[str, int]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def failures(self) -> list[Outcome]:
+        """Broken laws and unexpected errors, except in named gaps."""
+        return [o for o in self.outcomes if o.status in ("broken", "error")]
+
+    def count(self, status: str) -> int:
+        """The number of trials with this status, for all laws."""
+        return sum(c.get(status, 0) for c in self.counts.values())
+
+    def add(self, other: Report) -> None:
+        """Add the results of other trials of the same operator."""
+        for table in ("counts", "dtypes", "storages", "silences", "rules", "refusals", "unasked"):
+            mine = getattr(self, table)
+            for key, counts in getattr(other, table).items():
+                mine[key] = dict(Counter(mine.get(key, {})) + Counter(counts))
+        self.outcomes += other.outcomes
+        self.reasons = dict(Counter(self.reasons) + Counter(other.reasons))
+        self.seconds += other.seconds
+        exemptions = self.exemptions | other.exemptions
+        self.exemptions = {law: why for law, why in exemptions.items() if not self.asked(law)}
+
+    def record(self, law: Law, case: Case, status: Status, message: str, line: str) -> None:
+        """Count the outcome of a case; `line` is the command that repeats it."""
+        self.counts.setdefault(law.name, Counter())[status] += 1
+        self.dtypes.setdefault(case.description.partition(" ")[0], Counter())[status] += 1
+        if status == "densified" or (status == "not asked" and message.startswith("no oracle")):
+            self.reasons[message] = self.reasons.get(message, 0) + 1
+        elif status not in ("pass", "refused rightly", "not asked"):
+            self.outcomes.append(Outcome(law.name, case.description, status, message, line))
+        if status == "not asked":
+            self.silences.setdefault(law.name, Counter())[message] += 1
+        if law.check is None and case.option is not None and case.option[0] == "--storage" and case.trial is not None:
+            self.storages.setdefault(case.option[1], Counter())[status] += 1
+        if law.of_rules:
+            self.rules.setdefault(case.asked_of, Counter())[status] += 1
+            for of_status, reasons in (("refused rightly", self.refusals), ("not asked", self.unasked)):
+                if status == of_status:
+                    reasons.setdefault(case.asked_of, Counter())[message] += 1
+
+    def asked(self, law: str) -> int:
+        """The number of trials that tested the law."""
+        return sum(n for status, n in self.counts.get(law, {}).items() if status != "not asked")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the results file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Report:
+        """From the results file."""
+        outcomes = [Outcome(**o) for o in fields.pop("outcomes")]
+        return cls(**fields, outcomes=outcomes)
+
+
+# ----------------------------------------------------------------------------------------------------------- answers
 
 Decision = Literal["holds", "broken", "undecided", "gap", "does not apply"]
 
-NAMES = {
-    "P1": "all valid: as plain torch",
-    "P2": "valid elements: as the oracle",
-    "P3": "the data under the mask has no effect",
-    "P4": "the same in every storage",
-    "P5": "gradients",
-    "P6": "views alias",
-    "P7": "the same compiled",
-    "P8": "masked results, or a refusal that names the operator",
-    "P9": "a padded batch is its samples",
-    "later": "what is masked later gets nothing back",
-    "dims": "dimensions are as the rule states them",
-}
 # How many failures of one law a verdict prints.
 SHOWN = 3
 
@@ -71,9 +150,9 @@ class Answer:
                  are added
         """
         trials = f"{self.trials:4d} trials" if self.decision != "does not apply" else " " * 11
-        lines = [
-            f"{self.law} {self.decision:14s} {trials}  {NAMES[self.law]}{f': {self.reason}' if self.reason else ''}"
-        ]
+        words = LAWS[self.law].words
+        words = LAWS[self.law].words
+        lines = [f"{self.law} {self.decision:14s} {trials}  {words}{f': {self.reason}' if self.reason else ''}"]
         printed = {} if printed is None else printed
         for outcome, law in self._shown(printed):
             if law != self.law:
@@ -116,8 +195,8 @@ def answer_of(report: Report, law: str) -> Answer:
     def answer(decision: Decision, reason: str = "") -> Answer:
         return Answer(report.operator, law, decision, report.asked(law), reason, outcomes)
 
-    # P9 holds where a call is refused, so that its refusals are "refused rightly".
-    shown = ("refused", "gap", "refused rightly") if law == "P9" else ("refused", "gap")
+    # A law that is asked of rules holds where a call is refused, so that its refusals are "refused rightly".
+    shown = ("refused", "gap", "refused rightly") if LAWS[law].of_rules else ("refused", "gap")
     exceptions = ", ".join(
         [f"{counts[s]} {s}" for s in shown if counts.get(s)] + _stored_densely(counts, report.reasons)
     )

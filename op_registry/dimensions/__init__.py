@@ -16,7 +16,7 @@ along a label is its *role*::
 Along a *batch* label, an operator treats every index by itself: the result at one index depends on the operands at this
 index alone. From that follow the lowerings to sparse and packed storage, the fast path for rows, slices that are valid
 as a whole or not at all, the oracles of operators of other libraries, and the text of a refusal. A statement is true of
-plain torch, which the law "dims" of conformance asks (:mod:`op_registry.conformance.stated_dims`).
+plain torch, which the law "dims" of conformance asks (:mod:`op_registry.conformance.laws.dimensions`).
 
     labels     labels and roles; what a statement is
     equation   statements by equations

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from op_registry.conformance.part import at_least_one
-from op_registry.conformance.subject import Subject
-from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.samples import at_least_one
+from op_registry.conformance.subject import Subject, find_subject
 from op_registry.fuzz.generating import FEWEST_STEPS, Choices, program_from
 from op_registry.fuzz.laws import LAWS, Law, telling_garbage
 from op_registry.fuzz.padded_programs import can_be_drawn, program_of_samples
@@ -387,7 +386,7 @@ MOST_WRITTEN_OUT = 64
 HEAD = """import torch
 import torch.nn.functional as F
 from torch import inf, nan
-from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.subject import find_subject
 from op_registry.fuzz import idioms, padding, programs
 from op_registry.fuzz.programs import Source
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.conformance.compare import ROUNDING, bit_difference, difference, mask_difference
+from op_registry.conformance.compare import BITS, ROUNDING, Tolerance, mask_difference, value_difference
 from op_registry.conformance.plain_torch import one_line, weighted_sum, weighting
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.errors import MaskedSemanticsError
@@ -32,7 +32,6 @@ from op_registry.fuzz.programs import (
 )
 
 Law = Callable[[Program, Subject], str | None]
-Difference = Callable[[Observed, Observed], str | None]
 REFUSED = MaskedSemanticsError.__name__
 
 # Writes that a graph cannot do and refuses (docs/semantics.md): they would replace the stored tensors of its inputs.
@@ -63,7 +62,7 @@ def telling_garbage(program: Program, subject: Subject) -> int | None:
 
 def _with_garbage(program: Program, subject: Subject, garbage: int, base: Outcome) -> str | None:
     other = run(program, programs.wrapped(program.sources, subject, garbage), subject)
-    return _first_difference(other, base, _other_bits)
+    return _first_difference(other, base, BITS)
 
 
 def all_valid_identity(program: Program, subject: Subject) -> str | None:
@@ -83,7 +82,7 @@ def all_valid_identity(program: Program, subject: Subject) -> str | None:
     mine.values = {name: value for name, value in mine.values.items() if name in both}
     theirs.values = {name: value for name, value in theirs.values.items() if name in both}
     mine, theirs = _with_zero_gradients(mine, theirs), _with_zero_gradients(theirs, mine)
-    return _first_difference(mine, theirs, _to_rounding(theirs))
+    return _first_difference(mine, theirs, _rounding_of(theirs))
 
 
 def _with_zero_gradients(outcome: Outcome, other: Outcome) -> Outcome:
@@ -104,7 +103,7 @@ def views_alias(program: Program, subject: Subject) -> str | None:
             continue
         again = dict(outcome.held)
         if execute(step, again, program.seed) is None:
-            wrong = _other_bits(outcome.values[step.name], observed(again[step.name], subject))
+            wrong = value_difference(outcome.values[step.name], observed(again[step.name], subject), BITS)
             if wrong is not None:
                 return f"{step.name}, a view of {step.operands[0]}, does not show what its base holds: {wrong}"
     return None
@@ -132,7 +131,7 @@ def compiled_as_eager(program: Program, subject: Subject) -> str | None:
 
 def _compiled_difference(program: Program, mode: Subject, results: Sequence[Any], eager: Outcome) -> str | None:
     compiled = Outcome({n: observed(r, mode) for n, r in zip(results_of(program), results, strict=True)})
-    return _first_difference(compiled, Outcome({n: eager.values[n] for n in compiled.values}), _to_rounding(eager))
+    return _first_difference(compiled, Outcome({n: eager.values[n] for n in compiled.values}), _rounding_of(eager))
 
 
 def _infinities_meet_holes(program: Program, eager: Outcome) -> bool:
@@ -158,59 +157,37 @@ def _plain_torch_cannot_compile(program: Program, mode: Subject) -> bool:
 # ---------------------------------------------------------------------------------------------- how two outcomes differ
 
 
-def _other_bits(got: Observed, want: Observed) -> str | None:
-    """How validity differs, or the bits of valid values."""
-    return _other_masks(got, want) or bit_difference(got[0], want[0], want[1])
+def _rounding_of(outcome: Outcome) -> Tolerance:
+    """The rounding of the coarsest dtype among a program's values: a wider one may have been computed from it."""
+    return Tolerance(coarsest=max((ROUNDING.get(data.dtype, 0.0) for data, _ in outcome.values.values()), default=0.0))
 
 
-def _to_rounding(outcome: Outcome) -> Difference:
-    """How validity differs, or valid values by more than the rounding of the coarsest dtype among a program's values.
-
-    (A wider value or gradient may have been computed from a coarser one.) An all-valid mask equals no mask.
-    """
-    coarsest = max((ROUNDING.get(data.dtype, 0.0) for data, _ in outcome.values.values()), default=0.0)
-
-    def differs(got: Observed, want: Observed) -> str | None:
-        valid = None if got[1] is None or bool(got[1].all()) else got[1]
-        wanted = None if want[1] is None or bool(want[1].all()) else want[1]
-        unlike = _other_masks((got[0], valid), (want[0], wanted))
-        return unlike or difference(got[0], want[0], wanted, coarsest=coarsest)
-
-    return differs
+def _plain_if_valid(value: Observed) -> Observed:
+    """An all-valid mask equals no mask."""
+    return value if value[1] is None or not bool(value[1].all()) else (value[0], None)
 
 
-def _other_masks(got: Observed, want: Observed) -> str | None:
-    if got[1] is None and want[1] is None:
-        return None
-    if got[1] is None or want[1] is None:
-        return f"{_kind(got)} instead of {_kind(want)}"
-    return mask_difference(got[1], want[1])
-
-
-def _kind(value: Observed) -> str:
-    return "a plain tensor" if value[1] is None else "a masked tensor"
-
-
-def _first_difference(got: Outcome, want: Outcome, differs: Difference) -> str | None:
+def _first_difference(got: Outcome, want: Outcome, tolerance: Tolerance) -> str | None:
     """The first value, gradient or error in which two outcomes differ."""
     for name in [*want.errors, *got.errors]:
         mine, theirs = (re.sub(r"0x[0-9a-f]+", "0x...", o.errors.get(name, "nothing")) for o in (got, want))
         if mine != theirs:
             return f"{name} raises {mine}, instead of {theirs}"
-    return _first_of("value", got.values, want.values, differs) or _first_of(
-        "gradient", got.gradients, want.gradients, differs
+    return _first_of("value", got.values, want.values, tolerance) or _first_of(
+        "gradient", got.gradients, want.gradients, tolerance
     )
 
 
 def _first_of(
-    what: str, got: Mapping[str, Observed | None], want: Mapping[str, Observed | None], differs: Difference
+    what: str, got: Mapping[str, Observed | None], want: Mapping[str, Observed | None], tolerance: Tolerance
 ) -> str | None:
     for name in [*want, *got]:
         mine, theirs = got.get(name), want.get(name)
         if mine is None or theirs is None:
             wrong = None if mine is theirs else f"there is {'none' if mine is None else 'one'} in one of two runs"
         else:
-            wrong = differs(mine, theirs)
+            both = (mine, theirs) if tolerance.bits else (_plain_if_valid(mine), _plain_if_valid(theirs))
+            wrong = value_difference(*both, tolerance)
         if wrong is not None:
             return f"{what} of {name}: {wrong}"
     return None
@@ -223,6 +200,8 @@ def _first_of(
 # kink, or are not finite) are left out before we take the gradient.
 
 STEP = 1e-6
+# The same dtypes, shapes and masks.
+SHAPES = Tolerance(values=False)
 # If the slopes on the two sides differ by more than this share of their size, there is a kink or a large curvature.
 KINK = 1e-3
 TOLERANCE = 1e-4
@@ -279,7 +258,7 @@ def _slopes(base: Outcome, after: Outcome, before: Outcome, nearer: Outcome) -> 
     for name, here in base.values.items():
         others = [outcome.values.get(name) for outcome in (after, before, nearer)]
         precise = here[0].dtype in (torch.float64, torch.complex128) and here[0].requires_grad
-        if not precise or not all(there is not None and _alike(here, there) for there in others):
+        if not precise or not all(there is not None and not value_difference(here, there, SHAPES) for there in others):
             continue
         weights = weighting(here[0], 0)
         numbers, above, below, near = (_weighted_numbers(each, weights) for each in (here, *others) if each is not None)
@@ -317,14 +296,6 @@ def _without_leaves_and_what_follows_kinks(
         if not rough.isdisjoint(step.operands):
             rough.add(step.operands[0] if step.writes else step.name)
     return {name: slope for name, slope in slopes.items() if name not in leaves and name not in rough}
-
-
-def _alike(mine: Observed, theirs: Observed) -> bool:
-    if mine[0].shape != theirs[0].shape:
-        return False
-    if mine[1] is None or theirs[1] is None:
-        return mine[1] is theirs[1]
-    return torch.equal(mine[1], theirs[1])
 
 
 def _size(value: Observed) -> float:

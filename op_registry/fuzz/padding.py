@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.conformance.compare import difference, mask_difference
+from op_registry.conformance.compare import difference
+from op_registry.conformance.laws.padding import Shown, elements_difference, made_of_nothing
 from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.subject import Subject
 from op_registry.errors import MaskedSemanticsError
@@ -77,8 +78,8 @@ def _alone(program: Program, values: Values, subject: Subject) -> Values:
 
 
 def _is_finite(value: Any, subject: Subject) -> bool:
-    data, valid = _elements(value, subject)
-    return bool(data[valid].isfinite().all())
+    shown = Shown.of(subject, value)
+    return bool(shown.data[shown.valid].isfinite().all())
 
 
 def _run(
@@ -106,13 +107,14 @@ def _run(
 
 def _elements(value: Any, subject: Subject) -> tuple[Tensor, Tensor]:
     """The elements of a value, and which of them are valid."""
-    data, valid, _ = _observed(value, subject)
-    return data.flatten(), valid.flatten()
+    shown = Shown.of(subject, value)
+    return shown.data.flatten(), shown.valid.flatten()
 
 
 def _of_sample(value: Any, row: int, sample: Any, subject: Subject) -> tuple[Tensor, Tensor]:
     """The elements of a sample in a batch that are there, in the order of the sample by itself; and which are valid."""
-    data, valid, there = (t[row] for t in _observed(value, subject))
+    shown = Shown.of(subject, value)
+    data, valid, there = shown.data[row], shown.valid[row], shown.there[row]
     shape = sample.shape[1:]
     for dim, (size, own) in enumerate(zip(there.shape, shape, strict=False)):
         if size != own and there.ndim == len(shape):  # (of samples that were joined, each has its own places)
@@ -121,31 +123,12 @@ def _of_sample(value: Any, row: int, sample: Any, subject: Subject) -> tuple[Ten
     return data[there], valid[there]
 
 
-def _observed(value: Any, subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
-    """The data of a value; bool of its shape: which elements are valid, and which are there."""
-    masked = subject.is_value(value)
-    data, mask = subject.observe(value) if masked else (value, None)
-    there = subject.extent(value) if masked else None
-    everywhere = torch.ones(data.shape, dtype=torch.bool)
-    return (
-        data,
-        everywhere if mask is None else mask.expand(data.shape),
-        everywhere if there is None else there.expand(data.shape),
-    )
-
-
 def _difference(value: Any, sample: Any, row: int, subject: Subject) -> str | None:
     got, valid = _of_sample(value, row, sample, subject)
     want, wanted = _elements(sample, subject)
-    if got.shape != want.shape:
-        return f"{got.numel()} elements are there instead of {want.numel()}"
-    nothing = wanted & want.isnan()
-    if bool((nothing & valid & ~got.isnan()).any()):
-        return "there is a number of nothing"
-    valid, wanted = valid & ~nothing, wanted & ~nothing
-    if not torch.equal(valid, wanted):
-        return f"{int(valid.sum())} elements are valid instead of {int(wanted.sum())}"
-    return difference(got.detach(), want.detach(), wanted)
+    same_size = got.shape == want.shape
+    nothing = made_of_nothing(got, valid, want, wanted) if same_size else torch.zeros_like(wanted)
+    return elements_difference(got, valid, want, wanted, nothing)
 
 
 def _unlike(got: Values, want: Values, subject: Subject) -> str | None:
@@ -153,15 +136,7 @@ def _unlike(got: Values, want: Values, subject: Subject) -> str | None:
     for name in [*want, *(name for name in got if name not in want)]:
         if name not in got or name not in want:
             return f"{name} is refused in one of both"
-        data, valid, there = _observed(got[name], subject)
-        other, wanted, existing = _observed(want[name], subject)
-        wrong = (
-            f"the shape {tuple(data.shape)} instead of {tuple(other.shape)}"
-            if data.shape != other.shape
-            else f"{int((there != existing).sum())} positions are there in one of both"
-            if not torch.equal(there, existing)
-            else mask_difference(valid, wanted) or difference(data.detach(), other.detach(), wanted)
-        )
+        wrong = Shown.of(subject, got[name]).difference(Shown.of(subject, want[name]))
         if wrong is not None:
             return f"{name}: {wrong}"
     return None
@@ -265,26 +240,25 @@ def _gradients_differ(
 
 
 def _gradient_differs(source: Source, got: Any, want: Mapping[int, Any], seed: int, subject: Subject) -> str | None:
-    def plain(gradient: Any, shape: Any) -> Tensor:
-        if gradient is None:
-            return torch.zeros(shape, dtype=getattr(torch, source.dtype))
-        data, mask = subject.observe(gradient) if subject.is_value(gradient) else (gradient, None)
-        return data if mask is None else torch.where(mask, data, 0)
-
-    whole = plain(got, source.shape)
+    """How a gradient differs from those of the samples: the sum of these, for a source that they share."""
+    expected = torch.zeros(source.shape, dtype=getattr(torch, source.dtype))
+    for row, gradient in want.items():
+        if gradient is not None:
+            place = (slice(row, row + 1), *places_of(source, seed)[row]) if source.axes else ...
+            expected[place] += _filled(gradient, subject)
+    whole = _filled(got, subject)
     if not source.axes:
-        shared = sum((plain(w, source.shape) for w in want.values()), plain(None, source.shape))
-        return difference(whole, shared, None) if bool(shared.isfinite().all()) else None
+        return difference(whole, expected) if bool(expected.isfinite().all()) else None
     there = positions_there(source, seed)
     if bool((whole[~there] != 0).any()):
         return "it is not zero in the padding"
-    for row, gradient in want.items():
-        sizes = [p.stop - p.start for p in places_of(source, seed)[row]]
-        wanted = plain(gradient, (1, *sizes)).flatten()
-        wrong = difference(whole[row][there[row]], wanted, wanted.isfinite())
-        if wrong is not None:
-            return f"of sample {row}: {wrong}"
-    return None
+    there[[row for row in range(len(there)) if row not in want]] = False
+    return difference(whole, expected, there & expected.isfinite())
+
+
+def _filled(gradient: Any, subject: Subject) -> Tensor:
+    shown = Shown.of(subject, gradient)
+    return torch.where(shown.valid, shown.data, 0)
 
 
 # ------------------------------------------------------------- samples of different sizes, and the padded batch of them

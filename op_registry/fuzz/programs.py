@@ -18,7 +18,7 @@ from torch import Tensor
 
 from op_registry.conformance.masks import FILLS, refilled
 from op_registry.conformance.plain_torch import one_line, weighted_sum
-from op_registry.conformance.randomness import start_random_numbers
+from op_registry.conformance.sample import start_random_numbers
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.fuzz import idioms
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from op_registry.conformance.devices.comparison import Finding
+from op_registry.conformance.devices import Finding
 from op_registry.conformance.mutants import Fate, alarms
-from op_registry.conformance.report import Report
 from op_registry.conformance.trials import ALL_LAWS
-from op_registry.conformance.verdict import answer_of
+from op_registry.conformance.verdict import Report, answer_of
 from op_registry.registry import registry
 from op_registry.report import coverage
 from op_registry.report.coverage import Calls, Entry

@@ -8,13 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from op_registry.conformance.devices.available import DeviceMissing, device_called
-from op_registry.conformance.devices.comparison import Finding, findings
-from op_registry.conformance.devices.xla import OnXla
-from op_registry.conformance.report import Outcome, Report
+from op_registry.conformance.devices import Finding, OnXla, findings
+from op_registry.conformance.reference_device import DeviceMissing, device_called
 from op_registry.conformance.samples import database, operator_named, overload_named, overloads_called
-from op_registry.conformance.subjects import find_subject
-from op_registry.conformance.verdict import answer_of
+from op_registry.conformance.subject import find_subject
+from op_registry.conformance.verdict import Outcome, Report, answer_of
 from op_registry.progress import Bar
 from op_registry.registry import registry
 from op_registry.report.as_json import of_devices

@@ -29,17 +29,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.conformance.randomness import start_random_numbers
-from op_registry.conformance.samples import (
-    NO_TENSOR,
-    NOT_ON_THIS_MACHINE,
-    DatabaseOperator,
-    Sample,
-    chosen,
-    database,
-)
-from op_registry.conformance.trees import tree_leaves
-from op_registry.conformance.watching import Interpreter
+from op_registry.conformance.plain_torch import Interpreter
+from op_registry.conformance.sample import start_random_numbers, tree_leaves
+from op_registry.conformance.samples import NO_TENSOR, NOT_ON_THIS_MACHINE, DatabaseOperator, Sample, chosen, database
 from op_registry.laws.categories import COMPOSITE
 from op_registry.progress import progress
 from op_registry.registry import registry

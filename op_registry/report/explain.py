@@ -26,11 +26,10 @@ from op_registry.conformance.gaps import TABLE
 from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import oracle_for
 from op_registry.conformance.own_operators import Arguments, RegisteredOperator
-from op_registry.conformance.sample import Sample
+from op_registry.conformance.plain_torch import Recorder
+from op_registry.conformance.sample import Sample, tree_leaves, tree_map
 from op_registry.conformance.samples import chosen, database
-from op_registry.conformance.stored_samples import storable
-from op_registry.conformance.trees import tree_leaves, tree_map
-from op_registry.conformance.watching import Recorder
+from op_registry.conformance.variations import storable
 from op_registry.errors import MaskedSemanticsError
 from op_registry.laws.categories import COMPOSITE, REFUSED
 from op_registry.laws.inside import rules_inside_functions

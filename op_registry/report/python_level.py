@@ -8,11 +8,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 
-from op_registry.conformance.python_level import calls, distributions, modules, names
-from op_registry.conformance.python_level.trial import Outcome, put_to_the_laws
+from op_registry.conformance import python_calls as calls
+from op_registry.conformance import python_calls as modules
+from op_registry.conformance import python_distributions as distributions
+from op_registry.conformance import python_level as names
+from op_registry.conformance.python_level import Outcome, put_to_the_laws
 from op_registry.conformance.sample import Sample
-from op_registry.conformance.subject import Subject
-from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.subject import Subject, find_subject
 from op_registry.laws.inside import rules_inside_functions
 from op_registry.progress import progress
 from op_registry.report.coverage import Entry, table

@@ -12,16 +12,15 @@ from torch._ops import OpOverload
 
 from op_registry import __main__ as command
 from op_registry.conformance import find_subject, plain_torch
-from op_registry.conformance.gap_tracker import GapTracker
+from op_registry.conformance.gaps import GapTracker
+from op_registry.conformance.laws.modes import torch_fails_too
 from op_registry.conformance.masks import masking
-from op_registry.conformance.modes import torch_fails_too
-from op_registry.conformance.record_subject import Records
-from op_registry.conformance.report import Outcome, Report
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import database
-from op_registry.conformance.subject import Subject
+from op_registry.conformance.subject import Records, Subject
 from op_registry.conformance.trial import Trial
 from op_registry.conformance.trials import Settings, run_operator, trials_of
+from op_registry.conformance.verdict import Outcome, Report
 from op_registry.report import conformance
 from op_registry.rule import Gap
 

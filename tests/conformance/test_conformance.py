@@ -21,12 +21,12 @@ from op_registry import MaskedSemanticsError, check, registry
 from op_registry.__main__ import main
 from op_registry.authoring import elementwise
 from op_registry.conformance import find_subject, runner, samples
-from op_registry.conformance.guard_timing import guards_not_timed
+from op_registry.conformance.laws.modes import guards_not_timed
 from op_registry.conformance.masks import FILLS, KINDS, ONE_HOLE, PLAIN, masking, refilled
+from op_registry.conformance.plain_torch import calls_of
 from op_registry.conformance.samples import database, operator_named
-from op_registry.conformance.stored_samples import FOLDED, storable
 from op_registry.conformance.trials import STORAGES, Settings, run_operator, trials_of
-from op_registry.conformance.watching import calls_of
+from op_registry.conformance.variations import FOLDED, storable
 from op_registry.report import conformance
 from own_operator import OWN
 from parts_of_the_database import asked_for, entries, failures

@@ -13,14 +13,14 @@ from torch import Tensor
 import masked_dispatch as md
 from masked_dispatch.conformance_subject import Eager
 from op_registry.__main__ import main
-from op_registry.conformance.devices.available import DeviceMissing, device_called
-from op_registry.conformance.devices.comparison import findings
-from op_registry.conformance.devices.on_device import OnDevice
+from op_registry.conformance.devices import findings, on_device
+from op_registry.conformance.law import outcome_of
+from op_registry.conformance.laws.values import compress
 from op_registry.conformance.masks import masking
-from op_registry.conformance.repro_lines import describe, repro
+from op_registry.conformance.reference_device import DeviceMissing, device_called
 from op_registry.conformance.samples import operator_named
 from op_registry.conformance.trial import Trial
-from op_registry.conformance.trials import LAWS, Settings, outcome_of
+from op_registry.conformance.trials import Settings, run_operator
 
 
 class Misbehaving(Eager):
@@ -151,7 +151,9 @@ def test_a_law_that_is_broken_on_a_device_has_a_command_that_repeats_it() -> Non
     masks = masking("half", sample.tensors, 0)
     assert masks is not None
     for subject, status in ((Eager(), "pass"), (OffByOne(), "broken")):
-        trial = Trial(OnDevice(subject, torch.device("cpu")), sample, masks)
-        assert outcome_of(LAWS["P2"], trial)[0] == status
-    line = repro(operator, "P2", describe(sample, "half"), Settings(device="cuda"))
-    assert line.endswith("--op exp --law P2 --sample 0 --mask half --dtype float32 --seed 0 --device cuda")
+        trial = Trial(on_device(subject, torch.device("cpu")), sample, masks)
+        assert outcome_of(compress, trial)[0] == status
+    settings = Settings(laws=("P2",), sample=0, masks=("half",), device="cpu")
+    lines: list[str] = []
+    run_operator("exp", settings, lines.append)
+    assert lines[-1].endswith("--op exp --law P2 --sample 0 --mask half --dtype float32 --seed 0 --device cpu")

@@ -8,9 +8,8 @@ import pytest
 
 from masked_dispatch.autograd.reached import Call
 from op_registry.conformance import gaps
-from op_registry.conformance.report import Report
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.conformance.verdict import answer_of
+from op_registry.conformance.verdict import Report, answer_of
 from op_registry.rule import Gap
 
 

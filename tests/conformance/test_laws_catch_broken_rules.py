@@ -1,4 +1,7 @@
-"""Test the testers: each law is given rules and subjects that are broken on purpose, and has to complain."""
+"""Test the testers: each law is given rules and subjects that are broken on purpose, and has to complain.
+
+What is broken here is no way of a mutant (tests/thorough/conformance/test_mutants.py), or the only fast test of a law.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,16 @@ from torch import Tensor, broadcast_shapes
 from op_registry import registry
 from op_registry.authoring import Dense
 from op_registry.conformance.compare import difference
+from op_registry.conformance.law import outcome_of
+from op_registry.conformance.laws import LAWS
+from op_registry.conformance.laws.values import compress
 from op_registry.conformance.masks import masking
-from op_registry.conformance.other_numbers import with_other_numbers
 from op_registry.conformance.plain_torch import derivative
-from op_registry.conformance.record_subject import Records, records
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import operator_named, overload_samples
-from op_registry.conformance.stored_samples import FOLDED, storable
-from op_registry.conformance.subject import Subject
-from op_registry.conformance.trials import LAWS, Outcome, Settings, outcome_of, run_operator, trials_of
+from op_registry.conformance.subject import Records, Subject, records
+from op_registry.conformance.trials import Outcome, Settings, run_operator, trials_of
+from op_registry.conformance.variations import FOLDED, storable, with_other_numbers
 from op_registry.conformance.verdict import answer_of
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import valid_in_all
@@ -36,7 +40,9 @@ def complaints(law: str, entry: str, subject: Subject = records, **settings: Any
     found = []
     chosen = Settings(laws=(law,), most=3, **settings)
     for description, trial in trials_of(operator_named(entry), law, subject, chosen):
-        status, message = outcome_of(LAWS[law], trial)
+        check = LAWS[law].check
+        assert check is not None
+        status, message = outcome_of(check, trial)
         if status in ("broken", "error"):
             found.append(f"{description}: {message}")
     return found
@@ -46,11 +52,6 @@ def complaints(law: str, entry: str, subject: Subject = records, **settings: Any
 def replace() -> Iterator[Callable[[Any, Callable[..., Any]], None]]:
     with registry.overlay() as mine:
         yield lambda op, function: mine.replace(op, function)
-
-
-def sum_of_everything(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Dense:
-    """Leaks garbage: hidden elements are added up like the others."""
-    return Dense(aten.sum.dim_IntList(x.data, dim, keepdim, dtype=dtype), x.any_valid(dim, keepdim))
 
 
 def sum_masked_afterwards(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Dense:
@@ -64,19 +65,9 @@ def mean_by_numel(x: Dense, dim: Any = None, keepdim: bool = False, *, dtype: An
     return Dense(aten.mean.dim(x.filled(0), dim, keepdim, dtype=dtype), x.any_valid(dim, keepdim))
 
 
-def softmax_with_nan(x: Dense, dim: int, dtype: Any = None) -> Dense:
-    """Gives NaN, valid, for a row without a valid element."""
-    return Dense(torch.softmax(x.filled(float("-inf")), dim, dtype=dtype))
-
-
 def transpose_data_only(x: Dense, dim0: int, dim1: int) -> Dense:
     """Loses the mask."""
     return Dense(x.data.transpose(dim0, dim1))
-
-
-def transpose_to_plain(x: Dense, dim0: int, dim1: int) -> Tensor:
-    """A plain result where one with a mask is due."""
-    return x.data.transpose(dim0, dim1)
 
 
 def mul_of_garbage(x: Dense, other: Any) -> Dense:
@@ -85,20 +76,9 @@ def mul_of_garbage(x: Dense, other: Any) -> Dense:
     return Dense(x.data * theirs, valid_in_all(x, other))
 
 
-def mul_without_gradient(x: Dense, other: Any) -> Dense:
-    """Loses the derivative by one operand."""
-    theirs = other.filled(1) if isinstance(other, Dense) else other
-    return Dense(x.filled(1).detach() * theirs, valid_in_all(x, other))
-
-
 def exp_in_another_way(x: Dense) -> Dense:
     """Not the same to the last bit."""
     return x.like(torch.expm1(x.data) + 1)
-
-
-def exp_in_double(x: Dense) -> Dense:
-    """Another dtype."""
-    return x.like(torch.exp(x.data).double())
 
 
 def cumsum_from_the_end(x: Dense, dim: int, *, dtype: Any = None) -> Dense:
@@ -117,19 +97,13 @@ def raises_on_nan(x: Dense) -> Dense:
     "law, entry, op, broken, says",
     [
         ("P1", "exp", aten.exp.default, exp_in_another_way, "values differ"),
-        ("P1", "exp", aten.exp.default, exp_in_double, "float64"),
-        ("P2", "sum", aten.sum.dim_IntList, sum_of_everything, "differ"),
         ("P2", "mean", aten.mean.dim, mean_by_numel, "differ"),
-        ("P2", "softmax", aten.softmax.int, softmax_with_nan, "mask"),
         ("P2", "transpose", aten.transpose.int, transpose_data_only, "mask"),
-        ("P2", "transpose", aten.transpose.int, transpose_to_plain, "a plain tensor, where"),
         ("P2", "cumsum", aten.cumsum.default, cumsum_from_the_end, "differ"),
-        ("P3", "sum", aten.sum.dim_IntList, sum_of_everything, "under the mask"),
         ("P3", "sum", aten.sum.dim_IntList, sum_masked_afterwards, "with nan under the mask"),
         ("P3", "mul", aten.mul.Tensor, mul_of_garbage, "gradient"),
         ("P3", "exp", aten.exp.default, raises_on_nan, "it raises ValueError: there is a NaN, otherwise it gives"),
         ("P5", "mean", aten.mean.dim, mean_by_numel, "gradient 0"),
-        ("P5", "mul", aten.mul.Tensor, mul_without_gradient, "gradient 0: none"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -178,7 +152,7 @@ def test_the_last_bit_of_an_operand_may_decide() -> None:
     _, trial = described
     got, want = trial.outcome()[0], trial.expected()[0]
     assert difference(got[0], want.data, want.mask, magnitude=trial.magnitude, coarsest=trial.rounding)
-    assert outcome_of(LAWS["P2"], trial)[0] == "pass"
+    assert outcome_of(compress, trial)[0] == "pass"
 
 
 def exp_off_by_a_tenth(x: Dense) -> Dense:
@@ -474,7 +448,7 @@ def test_a_view_that_copies_is_caught() -> None:
 
 def test_zero_filling_is_no_masked_tensor() -> None:
     """Plain torch on zeros obeys P3, and next to nothing else."""
-    from op_registry.conformance.record_subject import zeros
+    from op_registry.conformance.subject import zeros
 
     assert complaints("P3", "mean", zeros) == []
     assert complaints("P2", "mean", zeros) != []

@@ -12,11 +12,12 @@ from test_conformance import LAWS
 import masked_dispatch  # noqa: F401  (registers what the subject runs)
 from op_registry import registry
 from op_registry.__main__ import TIERS
-from op_registry.conformance import find_subject, laws, mutants
+from op_registry.conformance import find_subject, mutants
+from op_registry.conformance.laws.hidden import non_interference
 from op_registry.conformance.masks import ONE_HOLE, masking, refilled
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.samples import operator_named
-from op_registry.conformance.trial import Broken, Trial
+from op_registry.conformance.trial import Broken, Trial, outcome_with_gradients
 from op_registry.conformance.trials import Settings, run_operator, trials_of
 
 EAGER = "masked_dispatch.conformance_subject:eager"
@@ -70,8 +71,8 @@ def eigenvectors_with_one_hole() -> Trial:
 
 def test_torchs_own_refusal_to_differentiate_is_no_interference() -> None:
     trial = eigenvectors_with_one_hole()
-    assert isinstance(laws.outcome_with_gradients(trial, None), RuntimeError)
-    laws.non_interference(trial)
+    assert isinstance(outcome_with_gradients(trial, None), RuntimeError)
+    non_interference(trial)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_results_and_gradients_of_such_a_call_are_compared_all_the_same(way: str
     rule = registry.get(torch.ops.aten.linalg_eig.default)
     assert rule is not None
     with mutants.installed(rule, WAYS[way], sparse=False), pytest.raises(Broken, match=f"under the mask: {what} 0"):
-        laws.non_interference(eigenvectors_with_one_hole())
+        non_interference(eigenvectors_with_one_hole())
 
 
 def test_an_error_that_plain_torch_does_not_raise_is_one() -> None:
@@ -100,7 +101,7 @@ def test_an_error_that_plain_torch_does_not_raise_is_one() -> None:
         mutants.installed(rule, WAYS["raises on what is partly valid"], sparse=False),
         pytest.raises(ZeroDivisionError),
     ):
-        laws.non_interference(Trial(find_subject(EAGER), sample, masks))
+        non_interference(Trial(find_subject(EAGER), sample, masks))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.bfloat16])

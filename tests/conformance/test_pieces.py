@@ -8,8 +8,7 @@ import pytest
 
 from op_registry.__main__ import TIERS
 from op_registry.conformance import find_subject, gaps
-from op_registry.conformance.pieces import MOST_SAMPLES, pieces_of
-from op_registry.conformance.samples import database, operator_named
+from op_registry.conformance.samples import MOST_SAMPLES, database, operator_named, pieces_of
 from op_registry.conformance.trials import run_operator, trials_of
 from op_registry.rule import Gap
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from op_registry.conformance import find_subject
 from op_registry.conformance.masks import ITSELF, SHARED, masking
 from op_registry.conformance.sample import Sample
-from op_registry.conformance.shared_operands import call_under
 from op_registry.conformance.trial import Trial
 from op_registry.conformance.trials import Settings, run_operator
+from op_registry.conformance.variations import call_under
 from op_registry.ops.attention import rules as attention
 from op_registry.records.validity import is_same_memory
 

@@ -16,8 +16,8 @@ from op_registry.authoring import (
     LastDims,
     Slices,
 )
-from op_registry.conformance import stated_dims
-from op_registry.conformance.dims_of_calls import Shown, Together
+from op_registry.conformance.laws import dimensions as stated_dims
+from op_registry.conformance.laws.dimensions import Shown, Together
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.trial import Broken
 from op_registry.conformance.trials import Settings, run_operator

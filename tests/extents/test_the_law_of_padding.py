@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from op_registry.bound import Bound
-from op_registry.conformance import mutant_extents
-from op_registry.conformance.ragged import DRAWS, NoBatch, Ragged, axes_of, widened
-from op_registry.conformance.record_subject import records
+from op_registry.conformance import mutant_dimensions as mutant_extents
+from op_registry.conformance.laws.ragged import DRAWS, NoBatch, Ragged, axes_of, widened
+from op_registry.conformance.subject import records
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.conformance.verdict import answer_of
 from op_registry.registry import registry

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from op_registry.conformance.python_level import names
+from op_registry.conformance import python_level as names
+from op_registry.conformance.plain_torch import Interpreter
 from op_registry.conformance.sample import Sample, chosen
 from op_registry.conformance.samples import database
-from op_registry.conformance.watching import Interpreter
 from op_registry.report import python_level
 from op_registry.resolve import resolve
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from op_registry.conformance import find_subject
 from op_registry.conformance.masks import masking
-from op_registry.conformance.python_level.trial import call_with, run
-from op_registry.conformance.repro_lines import describe
+from op_registry.conformance.python_level import call_with, run
 from op_registry.conformance.sample import Operator, Sample
-from op_registry.conformance.trials import Settings, trials_of
+from op_registry.conformance.trials import Settings, describe, trials_of
 from op_registry.report import python_level
 from poisoned_memory import difference, difference_of_trials, results_differ
 from repository import ROOT

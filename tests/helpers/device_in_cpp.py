@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
-from op_registry.conformance.devices.reference import Module
+from op_registry.conformance.reference_device import Module
 from op_registry.conformance.samples import database
 from op_registry.report import conformance
 from repository import HELPERS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.subject import find_subject
 from op_registry.fuzz.command import Settings
 from op_registry.fuzz.generating import Choices
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.conformance_subject import Eager
-from op_registry.conformance.record_subject import Records
+from op_registry.conformance.subject import Records
 
 
 class Crashes(Records):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from op_registry.conformance.part import part
-from op_registry.conformance.samples import database
+from op_registry.conformance.samples import database, part
 from op_registry.conformance.trials import Report
 from repository import ROOT
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from op_registry.conformance.compare import difference
-from op_registry.conformance.trees import tree_leaves
+from op_registry.conformance.sample import tree_leaves
 from storages import block_size
 
 Function = Callable[..., Any]

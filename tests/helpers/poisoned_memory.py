@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import torch
 
-from op_registry.conformance.compare import bit_difference, mask_difference
-from op_registry.conformance.laws import Outcome, outcome_with_gradients, outcomes_differ, what_happened
-from op_registry.conformance.python_level.trial import Result
-from op_registry.conformance.trial import Trial
+from op_registry.conformance.compare import BITS, Outcome, first_difference
+from op_registry.conformance.laws.hidden import bits_differ, what_happened
+from op_registry.conformance.python_level import Result
+from op_registry.conformance.trial import Trial, outcome_with_gradients
 
 M_PERTURB = -6  # of <malloc.h>
 
@@ -91,19 +91,12 @@ def _outcomes_differ(trial: Trial, first: Outcome | Exception, second: Outcome |
     if isinstance(first, Exception) or isinstance(second, Exception):
         same = type(first) is type(second)
         return None if same else f"{what_happened(first)}, and with other memory {what_happened(second)}"
-    wrong = outcomes_differ(second, first, trial)
+    wrong = bits_differ(second, first, trial)
     return f"with other memory: {wrong}" if wrong else None
 
 
 def results_differ(first: Result, second: Result) -> str | None:
     """How two results of a function that torch writes in Python differ in mask, in a valid value or in an error."""
-    if type(first.error) is not type(second.error) or len(first.leaves) != len(second.leaves):
+    if type(first.error) is not type(second.error):
         return f"{first.error or 'a result'}, and with other memory {second.error or 'another one'}"
-    for (data, mask), (other, other_mask) in zip(first.leaves, second.leaves, strict=True):
-        if (mask is None) != (other_mask is None):
-            return "masked in one of two runs"
-        wrong = mask_difference(mask, other_mask) if mask is not None and other_mask is not None else None
-        wrong = wrong or bit_difference(data, other, mask)
-        if wrong:
-            return wrong
-    return None
+    return first_difference("result", first.leaves, second.leaves, BITS)

@@ -23,13 +23,13 @@ from kernels_of_sequences import kernels_of_sequences
 from masked_dispatch.conformance_subject import Eager
 from op_registry import registry
 from op_registry.authoring import Dense
-from op_registry.conformance.devices.available import device_called
-from op_registry.conformance.devices.on_device import OnDevice
-from op_registry.conformance.devices.reference import host_reads
+from op_registry.conformance.devices import on_device
+from op_registry.conformance.law import outcome_of
+from op_registry.conformance.laws.values import compress
 from op_registry.conformance.masks import masking
+from op_registry.conformance.reference_device import device_called, host_reads
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.trial import Trial
-from op_registry.conformance.trials import LAWS, outcome_of
 from op_registry.records import zeros
 
 DEVICE = os.environ.get("TESTED_DEVICE", "reference")
@@ -377,8 +377,8 @@ def test_a_law_does_not_ask_for_what_plain_torch_cannot_do_there() -> None:
         sample = Sample(function, (torch.ones(3),), {}, 0, torch.float32)
         masks = masking("half", sample.tensors, 0)
         assert masks is not None
-        trial = Trial(OnDevice(Eager(), torch.empty(0, device=DEVICE).device), sample, masks)
-        assert outcome_of(LAWS["P2"], trial)[0] == status
+        trial = Trial(on_device(Eager(), torch.empty(0, device=DEVICE).device), sample, masks)
+        assert outcome_of(compress, trial)[0] == status
 
 
 # -------------------------------------------------------------------------------------------------------------- traces

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchax.interop import jax_jit, jax_value_and_grad
 
 import masked_dispatch as md
-from op_registry.conformance.devices.compilations import compilations
+from op_registry.conformance.reference_device import compilations
 from torchax_samples import IGNORED, MASK, on_cpu, on_jax, same
 from torchax_samples import in_environment as in_environment
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from third_party import RULES
 
-from op_registry.conformance.devices.available import device_called
+from op_registry.conformance.reference_device import device_called
 from op_registry.testing import instantiate
 
 device_called("reference")

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from op_registry.conformance.part import part
+from op_registry.conformance.samples import part
 from repository import ROOT
 from units_of_tests import unit_of
 

@@ -95,7 +95,7 @@ def test_a_function_written_in_c_is_the_operator_that_torch_itself_says_it_is() 
 
 
 def calls_made(call: Callable[[], Any]) -> list[str]:
-    from op_registry.conformance.watching import calls_of
+    from op_registry.conformance.plain_torch import calls_of
 
     return [op._schema.name.partition("::")[2] for op in calls_of(call)]
 

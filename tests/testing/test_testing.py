@@ -13,9 +13,9 @@ import op_registry
 import op_registry_pytest
 from op_registry import registry
 from op_registry.authoring import ELEMENTWISE, Dense, elementwise, masked_rule
+from op_registry.conformance.devices import on_device
 from op_registry.conformance.trials import ALL_LAWS
 from op_registry.testing import instantiate
-from op_registry.testing.device import OnDevice, subject_on
 
 SUBJECT = "masked_dispatch.conformance_subject:eager"
 LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed")
@@ -215,23 +215,20 @@ def test_a_named_gap_is_an_expected_failure_and_fails_once_it_is_closed() -> Non
 # ------------------------------------------------------------------------------------------------------------ devices
 
 
-def test_a_subject_on_another_device_has_a_name() -> None:
-    assert subject_on("cpu") is None
-    assert subject_on("cpu", SUBJECT) == SUBJECT
-    assert subject_on("cuda:1") == "op_registry.testing.device:cuda_1"
-    with pytest.raises(ValueError, match="only the default subject has a name for another device"):
-        subject_on("cuda", SUBJECT)
+def test_a_device_is_one_of_the_settings() -> None:
+    elementwise(op)
+    for device, setting in (("cpu", None), ("cuda:1", "cuda:1")):
+        (case,) = cases(instantiate(op, laws=("P2",), devices=(device,), subject=SUBJECT))
+        assert case.settings.device == setting
+        assert case.name.endswith(f"-{device}")
 
 
 def test_what_is_computed_on_a_device_is_looked_at_on_the_cpu() -> None:
     from masked_dispatch.conformance_subject import eager
 
-    there = OnDevice(eager, torch.device("meta"))
+    there = on_device(eager, torch.device("meta"))
     value = there.wrap(torch.ones(2, 3), torch.tensor([True, False, True]))
-    assert value.device.type == "meta"
-    seen: list[Any] = []
-    there.call(lambda x, y, z: seen.extend((x, y, z)) or x, value, torch.ones(3), [torch.ones(2)])
-    assert [v.device.type for v in (seen[0], seen[1], seen[2][0])] == ["meta"] * 3
+    assert value.device.type == there.placed(torch.ones(3)).device.type == "meta"
     assert there.storages == eager.storages
     assert sorted(there.modes()) == sorted(eager.modes())
 

@@ -28,9 +28,9 @@ from op_registry.conformance.oracles.call import (
     Refused,
     all_true,
 )
-from op_registry.conformance.oracles.python_functions import as_oracles_run
-from op_registry.conformance.trees import tree_map
-from op_registry.conformance.watching import Interpreter
+from op_registry.conformance.oracles.pointwise import as_oracles_run
+from op_registry.conformance.plain_torch import Interpreter
+from op_registry.conformance.sample import tree_map
 from op_registry.registry import registry
 from op_registry.schema import functional_form, is_inplace, is_out, written_arguments
 

@@ -6,24 +6,35 @@ computes it from the unchanged data. Unlike rules, these oracles fill nothing.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from op_registry.conformance.oracles.call import (
     Call,
     Expected,
+    Group,
     NoOracle,
     Refused,
     all_outputs_valid,
     all_true,
     broadcast_valid,
+    collect,
+    groups,
     invalid,
+    map_groups,
     oracle,
+    reduce_groups,
+    slices,
     valid,
 )
-from op_registry.conformance.trees import tree_leaves, tree_map
+from op_registry.conformance.oracles.positions import write
+from op_registry.conformance.oracles.windows import in_planes
+from op_registry.conformance.sample import tree_leaves, tree_map
 
 
 def elementwise(c: Call) -> Any:
@@ -195,3 +206,264 @@ def resize(c: Call) -> Expected:
 def refused(c: Call) -> Any:
     """Refused for every mask."""
     raise Refused(c.name)
+
+
+# ----------------------- queries about the valid elements: indices, counts, sets, comparisons, lookups in sorted values
+
+
+@oracle("nonzero", "argwhere", "nonzero_numpy", "nonzero_static", "count_nonzero")
+def nonzero(c: Call) -> Any:
+    """The indices or the number of the valid elements other than zero, as plain tensors."""
+    x = c["self"]
+    return c.plain(self=x.mask & (x.data != 0))
+
+
+@oracle("unique_consecutive", "unique_dim", "unique_dim_consecutive", "_unique2", "_unique")
+def unique(c: Call) -> Any:
+    """Plain results over the valid elements; the inverse is masked like the input."""
+    x = c["self"]
+    if c.get("dim") is not None:
+        if not x.all_valid:
+            raise Refused("distinct slices that are partly invalid")
+        return c.plain()
+    values, inverse, counts = c.plain(self=x.data.reshape(-1)[x.mask.reshape(-1)])
+    if not c["return_inverse"]:
+        return values, inverse, counts
+    full = torch.zeros(x.shape, dtype=torch.int64)
+    full[x.mask] = inverse.reshape(-1)
+    return values, Expected(full, x.mask), counts
+
+
+@oracle("bincount", "histc", "histogram")
+def histogram(c: Call) -> Any:
+    """Plain counts of the valid elements, and the bin edges, which by default span the valid elements."""
+    bins = c.get("bins")
+    if isinstance(bins, Expected) and not bins.all_valid:
+        raise Refused("histogram with invalid edges")
+    counted = {name: c[name] for name in ("self", "weight", "weights") if isinstance(c.get(name), Expected)}
+    mask = broadcast_valid(c["self"].shape, list(counted.values()))
+    return c.plain(**{name: operand.data[mask] for name, operand in counted.items()})
+
+
+@oracle("equal")
+def equal(c: Call) -> bool:
+    """The same mask, and the same values where valid."""
+    a, b = c["self"], c["other"]
+    return a.shape == b.shape and torch.equal(a.mask, b.mask) and torch.equal(a.data[a.mask], b.data[b.mask])
+
+
+@oracle("allclose")
+def allclose(c: Call) -> bool:
+    """The same mask, and close values where valid."""
+    a, b = c["self"], c["other"]
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    mine, theirs = a.mask.expand(shape), b.mask.expand(shape)
+    if not torch.equal(mine, theirs):
+        return False
+    return bool(c.plain(self=a.data.expand(shape)[mine], other=b.data.expand(shape)[mine]))
+
+
+@oracle("isin")
+def isin(c: Call) -> Expected:
+    """Elementwise in the elements, over the valid test elements."""
+    elements, tests = c["elements"], c["test_elements"]
+    contained = [torch.isin(e, tests.data[tests.mask]) for e in elements.data.reshape(-1)]
+    out = torch.stack(contained).reshape(elements.shape) if contained else c.plain()
+    return Expected(out ^ bool(c["invert"]), elements.mask)
+
+
+@oracle("_local_scalar_dense")
+def item(c: Call) -> Any:
+    """The value; raises where it is invalid."""
+    if not c["self"].all_valid:
+        raise Refused("item() of an invalid element")
+    return c["self"].data.item()
+
+
+@oracle("_assert_async", "_assert_tensor_metadata")
+def asserted(c: Call) -> None:
+    """No result."""
+
+
+@oracle("searchsorted", "bucketize")
+def searchsorted(c: Call) -> Expected:
+    """Elementwise in the values, if every boundary is valid."""
+    boundaries = c.get("sorted_sequence", c.get("boundaries"))
+    values = c["self"]
+    sorter = c.get("sorter")
+    if not boundaries.all_valid or (sorter is not None and not sorter.all_valid):
+        raise Refused("searchsorted with invalid boundaries")
+    out = c.plain()
+    return Expected(out, values.mask.expand(out.shape) if isinstance(values, Expected) else all_true(out))
+
+
+@oracle("segment_reduce")
+def segment_reduce(c: Call) -> Any:
+    """Each segment of rows over its valid elements, column by column; an empty segment has plain torch's own value.
+
+    An initial value is a valid contribution to every segment.
+    """
+    x, lengths, offsets = c["data"], c["lengths"], c["offsets"]
+    if c["indices"] is not None or c["axis"] not in (0, -1) or (c["axis"] == -1 and x.ndim != 1):
+        raise NoOracle("segment_reduce along another dimension")
+    segments = lengths if lengths is not None else offsets
+    if not segments.all_valid or segments.ndim != 1:
+        raise NoOracle("segment_reduce of unknown segments")
+    ends = lengths.data.cumsum(0).tolist() if lengths is not None else offsets.data[1:].tolist()
+    starts = [0, *ends[:-1]] if lengths is not None else offsets.data[:-1].tolist()
+    index = torch.arange(x.data.numel()).reshape(len(x.data), -1 if x.data.numel() else 0)
+    columns = (index[start:end, n] for start, end in zip(starts, ends, strict=True) for n in range(index.shape[1]))
+
+    def one(group: Group) -> Tensor:
+        (values,) = group.values
+        return c.plain(data=values, lengths=torch.tensor([len(values)]), offsets=None)
+
+    return reduce_groups(groups([x], columns), one, c.plain().detach(), 1 if c["initial"] is None else 0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# torch.masked's reductions: torch's function without `mask=`, on the valid elements that the mask selects.
+
+NAMES = "sum prod mean amax amin logsumexp argmax argmin var std median norm"
+
+
+@oracle(*(f"torch_masked::{name}" for name in NAMES.split()))
+def reduction(c: Call) -> Any:
+    """Valid where a selected element is valid, or where `mask=` selects nothing: there, an empty slice's value."""
+    x, mask = c["input"], c["mask"]
+    selected = all_true(x.data) if mask is None else mask.data.to(torch.bool).expand(x.shape)
+    known = all_true(x.data) if mask is None else mask.mask.expand(x.shape)
+    left_out = (~selected & known).reshape(-1)
+
+    def results() -> Any:
+        over = c.dims(x.ndim)
+        each = groups([Expected(x.data, x.mask & selected & known)], slices(x.shape, over))
+        for group, indices in zip(each, slices(x.shape, over), strict=True):
+            nothing_selected = bool(left_out[indices].all())
+            if len(group.kept):
+                yield True, _of_slice(c, group)
+            else:
+                yield nothing_selected, _of_nothing(c, group.size) if nothing_selected and group.size else None
+
+    return collect(results(), c.plain().detach())
+
+
+def _of_slice(c: Call, group: Group) -> Tensor:
+    """The function of a slice's selected elements; an argmax is an index into the whole slice."""
+    result: Tensor = c.plain(input=group.values[0], mask=None, dim=_first(c), keepdim=False).reshape(())
+    return group.kept[result.to(torch.int64)].to(result.dtype) if "arg" in c.name else result
+
+
+def _of_nothing(c: Call, size: int) -> Tensor:
+    """The function of a slice in which `mask=` selects nothing."""
+    zeros, nothing = torch.zeros(size, dtype=c["input"].data.dtype), torch.zeros(size, dtype=torch.bool)
+    return c.plain(input=zeros, mask=nothing, dim=_first(c), keepdim=False)
+
+
+def _first(c: Call) -> int | list[int]:
+    """Dimension 0, in the type of the function's `dim` argument."""
+    return 0 if c.name.endswith(("argmax", "argmin", "median")) else [0]
+
+
+# -------------------------------------------------------------- backward operators that torch's operator database calls
+
+
+@oracle("_softmax_backward_data", "_log_softmax_backward_data")
+def softmax_backward(c: Call) -> Expected:
+    """The formula on each slice without its invalid elements; an invalid gradient counts as zero."""
+    grad, output = c["grad_output"], c["output"]
+    is_log = c.name.startswith("_log")
+    incoming = grad.filled(0).reshape(-1)
+
+    def one(group: Group) -> Tensor:
+        (y,), g = group.values, incoming[group.flat]
+        return g - y.exp() * g.sum() if is_log else y * (g - (y * g).sum())
+
+    each = groups([output], slices(output.shape, c.dims(output.ndim)))
+    result: Expected = map_groups(each, one, output.data, output.mask)
+    return Expected(result.data.to(c["input_dtype"]), output.mask)
+
+
+@oracle("max_pool2d_with_indices_backward")
+def max_pool_backward(c: Call) -> Expected:
+    """Every gradient is added to the element of its plane that was the maximum."""
+    grad, x, indices = c["grad_output"], c["self"], c["indices"]
+    known = grad.mask & indices.mask
+    targets = in_planes(indices, 2, x.shape[-1] * x.shape[-2])
+    zeros = valid(torch.zeros(x.shape, dtype=grad.data.dtype))
+    return Expected(write(zeros, targets[known], grad.map(lambda t: t[known]), "sum").data, x.mask)
+
+
+# --------------------- versions for masks of torch's Python functions that divide by a size, or that test every element
+
+# `expected` runs these in place of torch's; the oracles compute their operators.
+
+
+def multilabel_soft_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The mean over valid classes."""
+    loss = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
+    loss = loss if weight is None else loss * weight
+    return _reduced(loss.mean(-1), reduction)
+
+
+def kl_div(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Tensor:
+    """'batchmean' divides by the rows that have a valid element."""
+    if reduction != "batchmean":
+        return F.kl_div(input, target, size_average, reduce, reduction, log_target)
+    elements = F.kl_div(input, target, reduction="none", log_target=log_target)
+    if elements.ndim == 0:
+        return elements
+    rows = torch.ones_like(elements).flatten(1).amax(1) if elements.ndim > 1 else torch.ones_like(elements)
+    return elements.sum() / rows.sum()
+
+
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """Only a valid variance may be refused as negative; without a valid one, none is negative."""
+    if isinstance(var, float):
+        var = var * torch.ones_like(input)
+    if var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = var.clone()
+    with torch.no_grad():
+        var.clamp_(min=eps)
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    return _reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
+
+
+def _reduced(loss: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return loss.clone()
+    return loss.mean() if reduction == "mean" else loss.sum()
+
+
+PYTHON_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.multilabel_soft_margin_loss: multilabel_soft_margin_loss,
+    F.kl_div: kl_div,
+    F.gaussian_nll_loss: gaussian_nll_loss,
+}
+
+
+def as_oracles_run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function to call in place of `function`; the oracles compute its operators."""
+    return PYTHON_FUNCTIONS.get(function, function)

@@ -20,9 +20,10 @@ import masked_dispatch as md
 from op_registry import check, registry
 from op_registry.__main__ import main
 from op_registry.authoring import Dense, contraction, elementwise, masked_rule, reduction, scan
-from op_registry.conformance import find_subject, subjects
-from op_registry.conformance.record_subject import Records
+from op_registry.conformance import find_subject
+from op_registry.conformance import subject as subjects
 from op_registry.conformance.samples import operators_of
+from op_registry.conformance.subject import Records
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.laws.categories import ELEMENTWISE, REDUCTION
 from op_registry.sparse.record import Sparse

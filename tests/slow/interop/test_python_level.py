@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from op_registry.__main__ import main
-from op_registry.conformance.python_level import calls, distributions, modules, names
-from op_registry.conformance.python_level.trial import Outcome, put_to_the_laws
+from op_registry.conformance import python_calls as calls
+from op_registry.conformance import python_calls as modules
+from op_registry.conformance import python_distributions as distributions
+from op_registry.conformance import python_level as names
+from op_registry.conformance.python_level import Outcome, put_to_the_laws
 from op_registry.conformance.sample import Sample
-from op_registry.conformance.subject import Subject
-from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.subject import Subject, find_subject
 from op_registry.report import python_level
 from op_registry.report.coverage import Entry
 from repository import ROOT

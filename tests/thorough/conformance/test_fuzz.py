@@ -17,7 +17,7 @@ from fuzz_settings import EAGER, P3, choices
 from op_registry import registry
 from op_registry.__main__ import main
 from op_registry.authoring import Dense
-from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.subject import find_subject
 from op_registry.fuzz import command, programs
 from op_registry.fuzz.command import PROGRAMS_PER_LINE, Memory, Settings, check_seed, in_this_process, shrunk
 from op_registry.fuzz.generating import LARGE, MEDIUM, program_from

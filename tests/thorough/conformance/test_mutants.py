@@ -10,8 +10,7 @@ import torch
 from op_registry import registry
 from op_registry.__main__ import main
 from op_registry.conformance import mutants
-from op_registry.conformance.mutant_calls import Call, Way
-from op_registry.conformance.mutant_ways import WAYS
+from op_registry.conformance.mutant_ways import WAYS, Call, Way
 from op_registry.conformance.mutants import EQUIVALENT, Fate, Job, Mutant
 from op_registry.records.dense import Dense
 from op_registry.sparse.compressed import CSR

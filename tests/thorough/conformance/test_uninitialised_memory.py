@@ -19,8 +19,8 @@ from allocating_composites import full_name
 from dependence_on_memory import ALLOCATING, SUBJECT, dependent_calls, dependent_trials, masked_call
 from op_registry import registry
 from op_registry.authoring import ELEMENTWISE, Dense, masked_rule
-from op_registry.conformance.python_level import names
-from op_registry.conformance.python_level.trial import run
+from op_registry.conformance import python_level as names
+from op_registry.conformance.python_level import run
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import database
 from op_registry.conformance.trials import Settings

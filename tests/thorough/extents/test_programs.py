@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from op_registry.conformance.subjects import find_subject
+from op_registry.conformance.subject import find_subject
 from op_registry.extents import follow, joins, remembered, samples, states
 from op_registry.extents.follow import Outcome
 from op_registry.fuzz import padded_programs, padding
