@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch._functorch import eager_transforms
 
 if not hasattr(torch.ops.aten, "_foreach_powsum"):
     raise ImportError(
@@ -54,6 +55,16 @@ def outside_inference_mode(transformed: Callable[..., Any]) -> Callable[..., Any
             return transformed(*args, **kwargs)
 
     return outside
+
+
+def derivatives_are_lost() -> bool:
+    """Whether a transform of torch.func that differentiates runs in inference mode, and so gives zeros, silently."""
+    # torch 2.12: unnecessary (transforms leave the mode themselves).
+    if not _in_inference_mode() or hasattr(eager_transforms, "_disable_inference_mode"):
+        return False
+    functorch = torch._C._functorch
+    levels = functorch.get_interpreter_stack() or []
+    return any(level.key() in (functorch.TransformType.Grad, functorch.TransformType.Jvp) for level in levels)
 
 
 def next_functions(node: Any) -> tuple[Any, ...]:

@@ -37,6 +37,7 @@ from masked_dispatch.torch_internals import (
     under_transform,
 )
 from op_registry import MaskedSemanticsError
+from op_registry.older_torch import derivatives_are_lost
 from op_registry.records.dense import Dense, same_sizes
 from op_registry.records.dims import with_leading_dims
 from op_registry.records.fill import fill_where_invalid, zero_where_invalid
@@ -305,6 +306,13 @@ def wrap_record(record: Dense) -> MaskedTensor:
     data, validity = record.data, checked_validity(record)
     derived = transform_or_forward_mode()
     if derived and under_transform():
+        if derivatives_are_lost():
+            raise MaskedSemanticsError(
+                f"a masked tensor of shape {tuple(data.shape)} is computed inside a transform of torch.func (grad, "
+                f"vjp, jvp ...) in inference mode, where derivatives are silent zeros in torch {torch.__version__}. "
+                "Use the transform of the same name from masked_dispatch.functional, or call torch's under "
+                "torch.inference_mode(False)."
+            )
         # The inner tensor carries the derivative: the fill stops gradients of invalid elements.
         result: MaskedTensor = wrap_in_transform(fill_where_invalid(data, validity, 0), validity)
     else:

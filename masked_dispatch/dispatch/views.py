@@ -61,7 +61,16 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
             if isinstance(base, InTransform):
                 copy_validity_before_views(base)
                 record = Dense(base._data, base._validity, base._extent)
-            return _wrap_views(base, _run_of(run, rule, op, base)(record, *args[1:], **kwargs), wrap_in_transform)
+            try:
+                views = _run_of(run, rule, op, base)(record, *args[1:], **kwargs)
+            except RuntimeError as error:
+                if not str(error).startswith("Batching rule not implemented"):
+                    raise
+                raise MaskedSemanticsError(
+                    f"vmap of torch {torch.__version__} cannot map over this view ({str(error).partition(';')[0]}). "
+                    "View the whole batch, before or after vmap, or use a newer torch that has the rule."
+                ) from error
+            return _wrap_views(base, views, wrap_in_transform)
         view = redispatch(op, keyset, args, kwargs)
         first = view[0] if isinstance(view, (list, tuple)) and view else view
         if isinstance(first, Tensor) and first.requires_grad and first.grad_fn is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -367,6 +368,42 @@ def test_derivatives_in_inference_mode() -> None:
         inside = all_of()
     same(inside, all_of())
     assert inside[0].to_tensor(0).tolist() == [2.0, 0.0, 6.0]
+
+
+def result_or_refusal(call: Callable[[], Tensor], text: str) -> Tensor | None:
+    """The result of a call; None if it is refused with a text that matches."""
+    try:
+        return call()
+    except md.MaskedSemanticsError as refusal:
+        found = str(refusal)
+    assert re.search(text, found)
+    return None
+
+
+def test_derivatives_of_torch_in_inference_mode_are_right_or_refused() -> None:
+    """Before torch 2.12, its own transforms give zeros there."""
+    x, w = md.masked_tensor(torch.tensor([1.0, NAN, 3.0]), torch.tensor([True, False, True])), torch.ones(3)
+    with torch.inference_mode():
+        assert torch.func.vmap(lambda w: (w * x).to_tensor(0))(w[None]).tolist() == [[1.0, 0.0, 3.0]]
+        found = result_or_refusal(
+            lambda: torch.func.grad(lambda w: (w * x).to_tensor(0).sum())(w),
+            r"a masked tensor of shape \(3,\) is computed inside a transform of torch.func \(.*\) in inference mode, "
+            r"where derivatives are silent zeros in torch \d.*\. Use the transform of the same name from "
+            r"masked_dispatch\.functional, or call torch's under torch\.inference_mode\(False\)\.$",
+        )
+    assert found is None or found.tolist() == [1.0, 0.0, 3.0]
+
+
+def test_another_dtype_under_vmap_is_right_or_refused() -> None:
+    """Before torch 2.13, vmap has no rule for view(dtype)."""
+    x = md.masked_tensor(torch.randn(2, 3), MASK[:2, 1:])
+    found = result_or_refusal(
+        lambda: F.vmap(lambda row: row.view(torch.int16))(x),
+        r"vmap of torch \d.* cannot map over this view \(Batching rule not implemented for aten::view\.dtype\)\. View "
+        r"the whole batch, before or after vmap, or use a newer torch that has the rule\.$",
+    )
+    if found is not None:
+        same(found, x.view(torch.int16))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
