@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,12 +24,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.device.part import kinds_missing
 from op_registry.conformance.reference_device import DeviceMissing, device_called
 
 
 @dataclass(frozen=True)
 class Part:
-    """A module with `rows`, `summary` and `COLUMNS`; and its share of the time.
+    """A module with `rows`, `summary`, `COLUMNS` and `KINDS`; and its share of the time, and that on a CPU.
 
     fails       whether the command fails if something is wrong in it
     only_wrong  whether the page lists what is wrong alone
@@ -37,17 +39,20 @@ class Part:
     name: str
     title: str
     share: float
+    on_cpu: float
     fails: bool = False
     only_wrong: bool = False
 
 
 PARTS = (
-    Part("laws", "1. The laws, beside oracles on the CPU", 0.36, fails=True, only_wrong=True),
-    Part("compiled", "2. Compiled for the device", 0.26, fails=True),
-    Part("times", "3. Times", 0.26),
-    Part("waits", "4. Waits of the host, and memory", 0.06, fails=True),
-    Part("claims", "5. What was said of devices without having been seen", 0.06),
+    Part("laws", "1. The laws, beside oracles on the CPU", 0.36, 0.2, fails=True, only_wrong=True),
+    Part("compiled", "2. Compiled for the device", 0.26, 0.33, fails=True),
+    Part("times", "3. Times", 0.26, 0.33),
+    Part("waits", "4. Waits of the host, and memory", 0.06, 0.07, fails=True),
+    Part("claims", "5. What was said of devices without having been seen", 0.06, 0.07),
 )
+# What a row is of that is of no single thing.
+ITSELF = "the part itself"
 # How long a part may take to end by itself after its time; then it is ended.
 GRACE = 10.0
 
@@ -58,7 +63,7 @@ def main() -> int:
         description="Check this library on a device, and measure it there.",
         epilog="example:\n  python -m benchmarks.device --seconds 450 --json device.json\n\n"
         "exit codes: 0 nothing is wrong, or there is no such device; 1 a law is broken, a compiled function differs, "
-        "or one of the forty functions waits. Times do not fail",
+        "one of the forty functions waits, or a part came to nothing. Times do not fail",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", default="cuda", help="cuda (the default), cpu, or reference: written in Python")
@@ -81,13 +86,20 @@ def main() -> int:
 
 
 def run_part(name: str, device: str, seconds: float) -> int:
-    """The rows of a part, as they come; 1 if something is wrong."""
+    """The rows of a part, as they come; 1 if something is wrong, or it came to nothing."""
     until = time.monotonic() + seconds
-    wrong = False
-    for row in importlib.import_module(f"benchmarks.device.{name}").rows(device, until):
+    module = importlib.import_module(f"benchmarks.device.{name}")
+    rows = []
+    for row in module.rows(device, until):
         print(json.dumps(row), flush=True)
-        wrong = wrong or "wrong" in row
-    return int(wrong)
+        rows.append(row)
+    if missing := kinds_missing(module.KINDS, rows):
+        print(came_to_nothing(name, missing), file=sys.stderr)
+    return int(bool(missing) or any("wrong" in row for row in rows))
+
+
+def came_to_nothing(name: str, missing: Sequence[str]) -> str:
+    return f"part {name}: NOTHING was found in its time of {', '.join(missing)}: give more --seconds"
 
 
 def run_all(there: torch.device, arguments: argparse.Namespace) -> int:
@@ -98,7 +110,8 @@ def run_all(there: torch.device, arguments: argparse.Namespace) -> int:
     wrong = False
     for position, part in enumerate(PARTS):
         # What a part leaves over is for those after it.
-        share = part.share / sum(p.share for p in PARTS[position:])
+        share, *others = [p.on_cpu if there.type == "cpu" else p.share for p in PARTS[position:]]
+        share /= share + sum(others)
         found = rows_of(part, arguments.device, max(1.0, (ends - time.monotonic()) * share))
         document["parts"][part.name] = found
         arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -107,7 +120,7 @@ def run_all(there: torch.device, arguments: argparse.Namespace) -> int:
         for row in found["rows"]:
             if "wrong" in row:
                 print(f"    {row['what']}: {row['wrong']}\n        {row.get('repeat', '')}", flush=True)
-                wrong = wrong or part.fails
+                wrong = wrong or part.fails or row["what"] == ITSELF
     print(f"written: {arguments.json}, {page}")
     return int(wrong)
 
@@ -139,25 +152,30 @@ def rows_of(part: Part, device: str, seconds: float) -> dict[str, Any]:
         process = subprocess.Popen(
             [*command, "--seconds", f"{budget:.0f}"], stdout=output, stderr=errors, start_new_session=True
         )
+        code: int | None
         try:
             code = process.wait(timeout=seconds + GRACE / 2)
             ended = "" if code in (0, 1) else f"its process ended with {code}"
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
             process.wait()
-            code, ended = 0, "its process was ended: its time was up"
+            code, ended = None, "its process was ended: its time was up"
         output.seek(0)
         rows = list(map(json.loads, (line for line in output if line.startswith("{"))))
         errors.seek(0)
         last = [line.strip() for line in errors if line.strip()][-1:]
+    module = importlib.import_module(f"benchmarks.device.{part.name}")
     if code and not any("wrong" in row for row in rows):
         ended = f"{ended or 'it failed'}: {' '.join(last)[:300]}"
-        rows.append({"what": "the part itself", "wrong": ended, "repeat": " ".join(["python", *command[1:]])})
-    module = importlib.import_module(f"benchmarks.device.{part.name}")
-    said = module.summary(rows) if rows else "NOTHING was checked in this time: give more --seconds"
-    said += f"; {ended}" if ended else ""
+    faults = [ended] if ended and code is not None else []
+    if (missing := kinds_missing(module.KINDS, rows)) and (nothing := came_to_nothing(part.name, missing)) not in ended:
+        faults.append(nothing)
+    said = "; ".join([module.summary(rows), *([ended] if ended else [])])
+    repeat = " ".join(["python", *command[1:]])
+    rows += [{"what": ITSELF, "wrong": fault, "repeat": repeat} for fault in faults]
+    columns = list(dict.fromkeys([*module.COLUMNS, "failed", "not asked", "wrong"]))
     taken = round(time.monotonic() - started, 1)
-    return {"title": part.title, "seconds": taken, "summary": said, "columns": module.COLUMNS, "rows": rows}
+    return {"title": part.title, "seconds": taken, "summary": said, "columns": columns, "rows": rows}
 
 
 def as_page(document: dict[str, Any]) -> str:

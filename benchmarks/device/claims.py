@@ -27,6 +27,7 @@ from op_registry.records.counting import count_ones
 from op_registry.records.fill import fill_where_invalid
 
 COLUMNS = ("what", "state", "seen")
+KINDS = ("claims",)
 Found = tuple[str, str]
 
 
@@ -38,7 +39,7 @@ def rows(device: str, until: float) -> Iterator[Row]:
             state, seen = check(device)
         except Exception as error:
             state, seen = "not seen", failure(error)
-        yield {"what": what, "state": state, "seen": seen}
+        yield {"what": what, "kind": "claims", "state": state, "seen": seen}
 
 
 def waits_of(*names: str) -> Callable[[str], Found]:

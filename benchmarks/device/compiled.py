@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from benchmarks.training import DENSE, LARGE, MODELS, PACKED, PLAIN, SMALL, cand
 from op_registry.workers import Lost
 
 COLUMNS = ("what", "breaks", "kernels", "kernels of plain tensors", "wrong")
+KINDS = ("functions", "models")
 # What inductor has no code for.
 NO_CODE = ("reference", "meta")
 
@@ -27,9 +29,9 @@ def rows(device: str, until: float) -> Iterator[Row]:
     if device in NO_CODE:
         yield {"what": "nothing", "not asked": f"inductor has no code for the device {device}"}
         return
-    items = [*((model, DENSE) for model in MODELS), *((model, PACKED) for model in MODELS), *FUNCTIONS]
-    if device == "cpu":  # where a model takes minutes
-        items = list(FUNCTIONS)
+    models = [(model, storage) for storage in (DENSE, PACKED) for model in MODELS]
+    # On a CPU, where one takes as long as many functions, one model comes first.
+    items = [models[0], *FUNCTIONS, *models[1:]] if device == "cpu" else [*models, *FUNCTIONS]
     for answer in spread(functools.partial(asked, device), items, device, until):
         if isinstance(answer, Lost):
             yield {"what": str(answer.item), "wrong": answer.why, "repeat": repeat(device)}
@@ -51,7 +53,8 @@ def asked(device: str, item: str | tuple[str, str], say: Callable[[str], None]) 
     except Exception as error:
         row = {"wrong": failure(error), "repeat": repeat(device)}
     die_with_the_device(device)
-    return {"what": name, "seconds": round(time.monotonic() - started, 1), **row}
+    kind = "functions" if isinstance(item, str) else "models"
+    return {"what": name, "kind": kind, "seconds": round(time.monotonic() - started, 1), **row}
 
 
 def first_call(call: Callable[[], Any]) -> tuple[Any, Graphs]:
@@ -103,7 +106,7 @@ def of_model(model: str, storage: str, device: str) -> Row:
     """The losses and gradients of a training step are those of the plain model, which is compiled too."""
     if model == "BERT" and importlib.util.find_spec("transformers") is None:
         return {"not asked": "transformers is not installed"}
-    size = LARGE if device == "cuda" else SMALL
+    size = LARGE if device == "cuda" else replace(SMALL, layers=1)
     steps = candidates(model, size, backward=True, compiled=True, device=device)
     pair = {name: steps[name] for name in (PLAIN, storage)}
     graphs = {name: first_call(step)[1] for name, (_, step) in pair.items()}

@@ -21,6 +21,7 @@ from op_registry.workers import Lost
 
 LAWS = ("P1", "P2", "P3", "P4", "P5", "P9")
 COLUMNS = ("what", "wrong", "repeat")
+KINDS = ("operators",)
 
 
 def rows(device: str, until: float) -> Iterator[Row]:
@@ -47,7 +48,7 @@ def kept_laws(settings: Settings, name: str, say: Callable[[str], None]) -> Row:
     """How often each law held for an entry, and the first trial in which one did not."""
     report = run_operator(name, settings, say)
     die_with_the_device(settings.device or "cpu")
-    row: Row = {"what": name, "seconds": round(report.seconds, 2), "trials": report.counts}
+    row: Row = {"what": name, "kind": "operators", "seconds": round(report.seconds, 2), "trials": report.counts}
     if report.failures:
         first = report.failures[0]
         row["wrong"] = f"{first.law}, {first.description}: {first.message}"

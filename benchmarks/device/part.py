@@ -11,9 +11,11 @@ import torch
 
 from op_registry.workers import in_processes
 
-# What was found of one thing: "what" it is, figures, "wrong" if the check fails by it, "repeat": a command.
+# What was found of one thing: "what" it is, of which "kind", figures, "wrong" if the check fails by it, "repeat": a
+# command; "failed" if there is no figure, "not asked" if something is missing for it, here.
 Row = dict[str, Any]
-# Each part has `rows(device, until)`: none is begun after `until`, in seconds of time.monotonic().
+# Each part has `rows(device, until)`: none is begun after `until`, in seconds of time.monotonic(). And KINDS: of each
+# there is a row, or the part came to nothing there.
 
 # Processes that share a GPU: each has a context of its own there.
 MOST_PROCESSES = 8
@@ -31,6 +33,14 @@ def spread(work: Callable[[Any, Callable[[str], None]], Row], items: Sequence[An
         return
     processes = min(MOST_PROCESSES, max(1, (os.cpu_count() or 1) // 2))
     yield from in_processes(work, items, processes, ITEM_SECONDS, MOST_ITEMS, until=until)
+
+
+def kinds_missing(kinds: Sequence[str], found: Sequence[Row]) -> list[str]:
+    """The kinds of which there is no row. (One of no kind that says why nothing is asked is one of each.)"""
+    if any("not asked" in row and "kind" not in row for row in found):
+        return []
+    present = {row.get("kind") for row in found if "failed" not in row}
+    return [kind for kind in kinds if kind not in present]
 
 
 def die_with_the_device(device: str) -> None:

@@ -23,6 +23,7 @@ from benchmarks.kernels import ELEMENTWISE_RESULT
 from op_registry.conformance.reference_device import device_called
 
 COLUMNS = ("what", "milliseconds", "x plain", "x by hand", "of the limit", "goal")
+KINDS = ("rates", "R10", "R14", "R4", "R1", "R2", "R15")
 GOAL = 0.8
 # Sizes of the rows, products and batches: of a GPU, and of a part of a minute on a CPU.
 LARGE = {"rows": 8192, "product": 8192, "width": 1024, "heads": 16, "dtype": torch.bfloat16}
@@ -42,8 +43,9 @@ def rows(device: str, until: float) -> Iterator[Row]:
     if device == "cpu":
         packed.BATCH, packed.TIME = 4, 64
     rates = measured_rates(there, sizes, clock)
-    yield {"what": "copying memory", "bytes a second": rates["bytes"]}
-    yield {"what": f"products of matrices, {sizes['dtype']}", "operations a second": rates["operations"]}
+    yield {"what": "copying memory", "kind": "rates", "bytes a second": rates["bytes"]}
+    products = f"products of matrices, {sizes['dtype']}"
+    yield {"what": products, "kind": "rates", "operations a second": rates["operations"]}
     for what, of_one in figures(device, sizes, rates, clock):
         if time.monotonic() >= until:
             return
@@ -72,7 +74,8 @@ def medians(calls: Mapping[str, Call], clock: Clock) -> dict[str, float]:
 def row(what: str, seconds: Mapping[str, float], ours: str, plain: str, hand: str, limit: float) -> Row:
     """Ratios to plain torch and to the code by hand, and the fraction of the limit, in seconds."""
     mine = seconds[ours]
-    found: Row = {"what": what, "milliseconds": round(mine * 1e3, 4), "of the limit": round(limit / mine, 3)}
+    found: Row = {"what": what, "kind": what.split()[0], "milliseconds": round(mine * 1e3, 4)}
+    found["of the limit"] = round(limit / mine, 3)
     for key, other in (("x plain", plain), ("x by hand", hand)):
         if other in seconds:
             found[key] = round(mine / seconds[other], 3)
@@ -82,19 +85,19 @@ def row(what: str, seconds: Mapping[str, float], ours: str, plain: str, hand: st
 def figures(
     device: str, sizes: Mapping[str, Any], rates: Mapping[str, float], clock: Clock
 ) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
-    """Each figure by name; first those that compile nothing."""
+    """Each figure by name; first those that compile nothing, then one of each that does."""
     n = sizes["rows"]
     for backward in (False, True):
         yield "R10", lambda backward=backward: of_block(backward, device, sizes["dtype"], rates["operations"], clock)
-    models = [m for m in training.MODELS if m != "BERT" or importlib.util.find_spec("transformers")]
-    for model in models:
-        yield "R14", lambda model=model: of_training(model, device, rates["operations"], clock)
+    for model in training.MODELS:
+        yield f"R14 {model}", lambda model=model: of_training(model, device, rates["operations"], clock)
     yield "R4", lambda: of_chain(n, device, rates["bytes"], clock)
     first = ("softmax", "mean", "layer_norm")
     for name in [*first, *(name for name in reductions.MASKED if name not in first)]:
-        if name == "sum":
-            yield "R15", lambda: of_training(models[0], device, rates["operations"], clock, compiled=True)
         yield f"R1, R2 {name}", lambda name=name: of_reduction(name, n, device, rates["bytes"], clock)
+        if name == first[0]:
+            model = next(iter(training.MODELS))
+            yield f"R15 {model}", lambda model=model: of_training(model, device, rates["operations"], clock, True)
 
 
 def of_chain(n: int, device: str, rate: float, clock: Clock) -> Iterator[Row]:
@@ -144,6 +147,10 @@ def operations(lengths: Sequence[int], width: int, passes: int) -> float:
 
 def of_training(model: str, device: str, rate: float, clock: Clock, compiled: bool = False) -> Iterator[Row]:
     """R14; compiled, R15. The limit is that of float32 only as far as the products' rate is."""
+    figure = "R15" if compiled else "R14"
+    if model == "BERT" and importlib.util.find_spec("transformers") is None:
+        yield {"what": f"{figure} {model}", "kind": figure, "not asked": "transformers is not installed"}
+        return
     size = STOCK if device == "cuda" else replace(training.SMALL, layers=1)
     steps = training.candidates(model, size, True, compiled, device)
     first = {}
@@ -160,7 +167,6 @@ def of_training(model: str, device: str, rate: float, clock: Clock, compiled: bo
     seconds = medians({name: step for name, (_, step) in steps.items()}, clock)
     limit = size.layers * operations(training.lengths_of(size).tolist(), size.width, 3) / rate
     for name in (training.DENSE, training.PACKED):
-        figure = "R15" if compiled else "R14"
         found = row(f"{figure} {model}, {size}, {name}", seconds, name, training.PLAIN, "", limit)
         yield {**found, "compiled": first} if compiled else found
 

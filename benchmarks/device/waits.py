@@ -20,6 +20,7 @@ from benchmarks.device.part import Row, failure
 from op_registry.conformance.reference_device import host_reads
 
 COLUMNS = ("what", "waits", "waits of plain tensors", "peak / data", "plain peak / data", "wrong")
+KINDS = ("functions", "calls")
 LENGTHS = [6, 4, 3]
 
 
@@ -51,7 +52,7 @@ def rows(device: str, until: float) -> Iterator[Row]:
     for name, (masked, plain) in cases(device).items():
         if time.monotonic() >= until:
             return
-        found = {"what": name}
+        found: Row = {"what": name, "kind": "calls"}
         for key, call in (("waits", masked), ("waits of plain tensors", plain)):
             if call is not None:
                 found |= counted(key, call, device)
@@ -62,7 +63,7 @@ def rows(device: str, until: float) -> Iterator[Row]:
 
 def of_function(name: str, device: str) -> Row:
     """A wait of one of the forty is a difference: on a CPU, none of them needs a value."""
-    found: Row = {"what": name, "forty": True}
+    found: Row = {"what": name, "kind": "functions"}
     try:
         x, y = operands(device)
         forward_and_backward(FUNCTIONS[name], x, y)  # what is made once for a process is no part of it
@@ -158,8 +159,8 @@ def peak_of(call: Callable[[], object]) -> int:
 
 
 def summary(found: Sequence[Row]) -> str:
-    forty = [row for row in found if "forty" in row]
+    forty = [row for row in found if row.get("kind") == "functions"]
     waiting = sum("wrong" in row for row in forty)
-    others = [row for row in found if "forty" not in row and "waits" in row]
+    others = [row for row in found if row.get("kind") == "calls"]
     said = ", ".join(f"{row['what']} {'fails' if row['waits'] is None else row['waits']}" for row in others)
     return f"{waiting} of {len(forty)} functions wait" + (f"; {said}" if said else "")
