@@ -44,7 +44,8 @@ def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return b
     if b is None or ((a._base is not None or b._base is not None) and is_same_memory(a, b)):  # (views of one mask)
         return a
-    return in_order(as_int8(a)) & in_order(as_int8(b))
+    a, b = as_int8(a), as_int8(b)
+    return a & b if type(a) is type(b) is Tensor else in_order(a) & in_order(b)
 
 
 def may_be_refused(tensor: Tensor) -> bool:
