@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.conformance.compare import Tolerance, first_difference
 from op_registry.conformance.plain_torch import weighted_sum
 from op_registry.conformance.sample import tree_leaves, tree_map
 from op_registry.dimensions.labels import Dimensions, Labels, tensors_in
@@ -312,28 +313,19 @@ def first_mask_forgotten(call: Call) -> Any:
 
 def _results_differ(mine: object, theirs: object) -> bool:
     """Whether two results differ in a mask or in a valid value, in any storage."""
-    pairs = itertools.zip_longest(*([_as_dense(leaf) for leaf in tree_leaves(result)] for result in (mine, theirs)))
-    return any(_leaves_differ(a, b) for a, b in pairs)
+    one, other = ([_observed(_as_dense(leaf)) for leaf in tree_leaves(result)] for result in (mine, theirs))
+    return first_difference("result", one, other, Tolerance()) is not None
 
 
-def _leaves_differ(a: object, b: object) -> bool:
-    if isinstance(a, Dense) and isinstance(b, Dense):
-        return _records_differ(a, b)
-    if isinstance(a, Tensor) and isinstance(b, Tensor) and not being_traced(a):
-        return not torch.equal(a, b)
-    return a is not b
+def _observed(leaf: object) -> object:
+    if isinstance(leaf, Dense):
+        full = torch.ones(leaf.shape, dtype=torch.bool)
+        return leaf.data.detach(), full if leaf.valid is None else leaf.valid.expand(leaf.shape)
+    return (leaf, None) if isinstance(leaf, Tensor) else leaf
 
 
 def _as_dense(leaf: object) -> object:
     return to_dense(leaf) if isinstance(leaf, (Sparse, Permuted)) else leaf
-
-
-def _records_differ(a: Dense, b: Dense) -> bool:
-    if a.shape != b.shape or a.dtype is not b.dtype:
-        return True
-    full = torch.ones(a.shape, dtype=torch.bool)
-    masks = [full if r.valid is None else r.valid.expand(r.shape) for r in (a, b)]
-    return not torch.equal(*masks) or _differ_where_valid(a, b)
 
 
 # ------------------------------------------------------------------------------------------------------- the values
@@ -402,17 +394,12 @@ def _holes_filled(call: Call, number: int) -> Any:
             return right_leaf
         if right_leaf.shape != wrong_leaf.shape:
             return right_leaf
-        call.changed |= _differ_where_valid(right_leaf, wrong_leaf)
-        return right_leaf.like(wrong_leaf.data)
+        wrong_values = right_leaf.like(wrong_leaf.data)
+        call.changed |= some_valid(right_leaf) and _results_differ(right_leaf, wrong_values)
+        return wrong_values
 
     wrong_leaves = iter(tree_leaves(wrong))
     return tree_map(lambda leaf: on_one(leaf, next(wrong_leaves, None)), result)
-
-
-def _differ_where_valid(a: Dense, b: Dense) -> bool:
-    valid = slice(None) if a.valid is None else a.valid.expand(a.shape)
-    x, y = (r.data.detach()[valid] if r.ndim else r.data.detach() for r in (a, b))
-    return not torch.allclose(x.to(torch.complex128), y.to(torch.complex128), equal_nan=True) and some_valid(a)
 
 
 @way("a part counts as the whole")

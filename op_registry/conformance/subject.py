@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.conformance.compare import Observed as Observed
 from op_registry.conformance.plain_torch import Interpreter
 from op_registry.conformance.sample import Sample, tree_map
 from op_registry.errors import MaskedSemanticsError
@@ -29,9 +30,6 @@ from op_registry.records.validity import as_int8
 from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.resolve import resolve
 from op_registry.schema import is_inplace
-
-# The data of a tensor and its bool mask of full shape; the mask is None for a plain tensor.
-Observed = tuple[Tensor, Tensor | None]
 
 
 class Subject:
