@@ -71,7 +71,7 @@ OVERRIDE = Category("override", "as its own documentation says")
 class Gap:
     """A named exception to a law, with its reason; `law` and `where` identify the check that must fail.
 
-    upstream  P7: the cause is torch's, whose own TwoTensor has to fail in the same mode (two_tensors.py)
+    upstream  P7: the cause is torch's, whose own TwoTensor has to fail in the same mode (laws/modes.py of conformance)
     """
 
     law: str

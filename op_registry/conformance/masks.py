@@ -35,7 +35,7 @@ _PARTIAL = {
     "shared": "tensors of one shape under one random mask, as one object; those of other shapes under their own",
     "itself": "one tensor in place of all that can be it, as in f(x, x), under a random mask",
 }
-# Kinds for calls made for them (shared_operands.py).
+# Kinds for calls made for them (variations.py).
 SHARED, ITSELF = "shared", "itself"
 # A kind for operators of whole slices, which have no valid result under most others.
 ONE_HOLE = "one_hole"

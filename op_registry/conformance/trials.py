@@ -82,7 +82,7 @@ class Settings:
     modules: tuple[str, ...] = ()
     # Stop at the first broken trial, which is enough to kill a mutant.
     until_broken: bool = False
-    # The device that the subject computes on (devices/available.py); None is the CPU.
+    # The device that the subject computes on (reference_device.py); None is the CPU.
     device: str | None = None
 
     def find_subject(self) -> Subject:

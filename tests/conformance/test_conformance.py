@@ -61,7 +61,7 @@ def test_rules_on_bare_records(entry: str) -> None:
 
 
 def test_the_interpreter_sees_operators_whole() -> None:
-    """The assumption of watching.py: torch lets a mode see calls before composite operators are taken apart."""
+    """The assumption of an Interpreter: torch lets a mode see calls before composite operators are taken apart."""
     x, weight = torch.randn(3, 4), torch.randn(5, 4)
     assert calls_of(lambda: F.layer_norm(F.linear(x, weight), (5,)).sum(1)) == [
         torch.ops.aten.linear.default,

@@ -151,7 +151,7 @@ def size_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     return sum(leaf.numel() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
 
 
-# --------------------- one call of an operator compared with what its rule states of its dimensions; see stated_dims.py
+# ---------------------------------------------------------- one call, compared with what its rule states
 
 # Roles whose label has the same size in operands and results, or is in no result.
 ONE_SIZE = ("each", "contracted", "reduced")
