@@ -469,6 +469,6 @@ def _alongs(parts: Sequence[Part[Along]], size: Sequence[int]) -> list[Along]:
 def _of_group(parts: Sequence[Part[Along]], dims: int) -> list[Along]:
     """What is known of dimensions that have as many elements as these parts."""
     if dims == 1:
-        told = [p for p in parts if not (p[1] is None and _same(p[0], 1))] or parts
-        return [told[0][1] if len(told) == 1 else _merged(told)]
+        shown = [p for p in parts if not (p[1] is None and _same(p[0], 1))] or parts
+        return [shown[0][1] if len(shown) == 1 else _merged(shown)]
     return [without_order(_merged(parts))] * dims

@@ -80,8 +80,8 @@ def remembered(
     made: dict[Any, Any] = {}
     if isinstance(result, RECORDS):
         return _as_planned(result, plan[0], records, made)
-    told = iter(plan)
-    return for_each(result, lambda r: _as_planned(r, next(told), records, made))
+    rest = iter(plan)
+    return for_each(result, lambda r: _as_planned(r, next(rest), records, made))
 
 
 def planned(rule: Rule, op: OpOverload, args: Sequence[Any]) -> tuple[Extent | None, bool] | None:
@@ -175,7 +175,7 @@ class _Making:
         self.places: list[Place] = []
         self.numbers: dict[int, tuple[Any, ...]] = {}
         self.originals: dict[int, AnyRecord] = {}
-        self.standing: list[AnyRecord] = []
+        self.stand_ins: list[AnyRecord] = []
         for i, record in enumerate(records):
             extent = record.extent
             if extent is not None:
@@ -188,9 +188,9 @@ class _Making:
                 factors = [replace(f, said=place) for f, place in zip(extent.factors, places, strict=True)]
                 states = tuple(self.state(s, (i, -1 - k)) for k, s in enumerate(extent.states))
                 extent = replace(extent, factors=tuple(factors), states=states)
-            standing = with_extent(record, extent)
-            self.originals[id(standing)] = record
-            self.standing.append(standing)
+            stand_in = with_extent(record, extent)
+            self.originals[id(stand_in)] = record
+            self.stand_ins.append(stand_in)
 
     def state(self, state: State, number: tuple[int, int]) -> State:
         """An operand's state, with a place for its boolean; its numbers are looked up when the plan is followed."""
@@ -203,14 +203,14 @@ class _Making:
         return state.moved(replace(state.there, said=place))
 
     def of_operands(self, extent: Extent | None) -> Extent | None:
-        """An extent of a result with states whose numbers are told by operands, or made anew by each call."""
+        """An extent of a result with states whose numbers are those of operands, or made anew by each call."""
         if extent is None or not extent.states:
             return extent
 
-        def told(number: int | None) -> Any:
+        def place_of(number: int | None) -> Any:
             return None if number is None else self.numbers.get(number, ("made", number))
 
-        states = tuple(State(s.there, told(s.recurrence), told(s.number)) for s in extent.states)
+        states = tuple(State(s.there, place_of(s.recurrence), place_of(s.number)) for s in extent.states)
         return replace(extent, states=states)
 
     def on_originals(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,17 +250,17 @@ def _first(
     kwargs: Mapping[str, Any],
     outcome: Callable[..., Any],
 ) -> Any:
-    making, told = _Making(records, run), slices.told
-    standing = iter(making.standing)
-    args = [map_tensors(lambda _: next(standing), a, RECORDS) for a in args]
-    kwargs = {k: map_tensors(lambda _: next(standing), v, RECORDS) for k, v in kwargs.items()}
+    making, warned = _Making(records, run), slices.warned
+    stand_ins = iter(making.stand_ins)
+    args = [map_tensors(lambda _: next(stand_ins), a, RECORDS) for a in args]
+    kwargs = {k: map_tensors(lambda _: next(stand_ins), v, RECORDS) for k, v in kwargs.items()}
     result = outcome(making.on_originals, rule, op, args, kwargs)
     raw, outcomes = _flat(making.raw), _flat(result)
     if any(r is record for r in raw for record in records):
         if len(raw) == 1:
             _plans[key] = _ITSELF
         return making.raw
-    quiet = not making.read and slices.told == told and len(raw) == len(outcomes)
+    quiet = not making.read and slices.warned == warned and len(raw) == len(outcomes)
     if not quiet or not all(_is_of(r, o) and _has_plan(o) for r, o in zip(raw, outcomes, strict=True)):
         return for_each(result, lambda one: finished(_without_places(one, records, {})))
     for place in making.places:
@@ -316,12 +316,12 @@ def _flat(result: Any) -> list[Any]:
 
 
 def _as_planned(
-    result: Any, told: tuple[Extent | None, Mask] | None, records: Sequence[AnyRecord], made: dict[Any, Any]
+    result: Any, planned: tuple[Extent | None, Mask] | None, records: Sequence[AnyRecord], made: dict[Any, Any]
 ) -> Any:
     """A result with the extent that is planned for it; `made` has what the call has made for other results."""
-    if told is None or not isinstance(result, RECORDS) or any(result is record for record in records):
+    if planned is None or not isinstance(result, RECORDS) or any(result is record for record in records):
         return result
-    extent, mask = told
+    extent, mask = planned
     if extent is not None and (extent.says or extent.states):
         factors = tuple(replace(f, said=_replayed(f.said, records, made)) for f in extent.factors)
         states = tuple(_replayed_state(s, records, made) for s in extent.states) if extent.states else ()
@@ -335,17 +335,17 @@ def _as_planned(
 def _replayed_state(state: State, records: Sequence[AnyRecord], made: dict[Any, Any]) -> State:
     """A state of a plan, whose numbers are those of operands, or new ones."""
 
-    def number(told: Any) -> Any:
-        if told is None:
+    def number(place: Any) -> Any:
+        if place is None:
             return None
-        kind, *place = told
+        kind, *numbers = place
         if kind == "made":
-            if told not in made:
-                made[told] = next(NUMBERS)
-            return made[told]
-        extent = records[place[0]].extent
+            if place not in made:
+                made[place] = next(NUMBERS)
+            return made[place]
+        extent = records[numbers[0]].extent
         assert extent is not None
-        return getattr(extent.states[-1 - place[1]], kind)
+        return getattr(extent.states[-1 - numbers[1]], kind)
 
     there = replace(state.there, said=_replayed(state.there.said, records, made))
     return State(there, number(state.recurrence), number(state.number))

@@ -393,12 +393,13 @@ def in_whole_windows(call: Bound, labels: Labels, run: Run) -> Any:
     factors, hides = [], False
     for factor in factors_of(record):
         for d, window in along.items():
-            if isinstance(factor.along[d], Samples) and len(labels.results[0]) > record.ndim:
+            if factor.along[d] is None:
+                continue
+            if not numbers_positions(factor.along[d]) and len(labels.results[0]) > record.ndim:
                 factor = factor.moved_by(functools.partial(_unfolded, dim=d, window=window))
                 factors.append(Factor((*factor.along, factor.along[d]), factor.there))
                 break
-            if factor.along[d] is not None:
-                factor, hides = _of_windows(call, factor, d, window), True
+            factor, hides = _of_windows(call, factor, d, window), True
         else:
             factors += carried_to([factor], dims, labels.results[0], sizes, record, result)
     if is_view:

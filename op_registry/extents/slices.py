@@ -194,8 +194,8 @@ def _joined_parts(along: Positions, shown: slice) -> Positions | None:
 
 # Called with the text of a warning; masked_dispatch shows it at the caller's line.
 listeners: list[Callable[[str], None]] = []
-# How often they were told.
-told = 0
+# How often they were called.
+warned = 0
 # Called with the text of a warning of a window that leaves samples without any position.
 emptied: list[Callable[[str], None]] = []
 
@@ -206,8 +206,8 @@ def batch_end(call: str, instead: str) -> None:
     call     what the caller wrote, without numbers that vary in a loop: a line is told once
     instead  what has each sample's own
     """
-    global told
-    told += 1
+    global warned
+    warned += 1
     text = (
         f"{call} is an end of the batch, where shorter samples have padding. {instead} takes each sample's own; "
         "x.without_extent() says that the batch's is meant."
