@@ -1,25 +1,28 @@
-"""Pointwise rules, activations and lists on bare records.
+"""Pointwise operators, differences, activations, fake quantisation and lists: what the laws do not ask of every one.
 
-Small cases that an eye can check, and one sweep over formulas of derivatives, which no entry of torch's database calls,
-and an overload for each way of filling: whatever is under the masks, values, masks, gradients and second gradients are
-those of the elements that are valid in all operands.
+When operands are filled and with what, numbers at which a derivative is infinite, kernels that must not see garbage,
+and forms that no entry of torch's database calls.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 import masked_dispatch as md
 from bare_records import apply, masked, shown
 from masked_dispatch import masked_tensor
+from op_registry import registry
 from op_registry.authoring import Dense, Traits
+from op_registry.autocast import autocast_off, autocast_on
 from op_registry.laws.categories import run_elementwise
-from op_registry.records.validity import as_int8
 from op_registry.schema import functional_call, functional_form, single_form
 
 aten = torch.ops.aten
@@ -38,50 +41,6 @@ def gradient(record: Dense, loss: Tensor) -> list[Any]:
 
 
 # ----------------------------------------------------------------------------------------------------- by hand
-
-
-def test_an_operation_needs_both_operands() -> None:
-    x = masked([1.0, 2.0, NAN, INF], [1, 1, 0, 0])
-    y = masked([10.0, NAN, 30.0, -INF], [1, 0, 1, 0])
-    assert shown(apply(aten.add.Tensor, x, y)) == [11.0, "--", "--", "--"]
-    assert shown(apply(aten.sub.Tensor, x, y, alpha=2)) == [-19.0, "--", "--", "--"]
-    assert shown(apply(aten.rsub.Scalar, x, 5, 2)) == [3.0, 1.0, "--", "--"]
-    assert shown(apply(aten.pow.Scalar, 2, x)) == [2.0, 4.0, "--", "--"]
-    assert shown(apply(aten.maximum.default, x, Dense(torch.full((4,), 1.5)))) == [1.5, 2.0, "--", "--"]
-
-
-def test_all_valid_is_plain_torch_and_stays_without_a_mask() -> None:
-    x, y = Dense(torch.randn(5)), Dense(torch.randn(5))
-    result = apply(aten.atan2.default, x, y)
-    assert result.validity is None
-    assert torch.equal(result.data, torch.atan2(x.data, y.data))
-
-
-def test_nan_is_a_value_and_no_mask() -> None:
-    x = masked([NAN, 1.0, NAN], [1, 1, 0])
-    assert shown(apply(aten.isnan.default, x)) == [True, False, "--"]
-    assert shown(apply(aten.nan_to_num.default, x, 0.0)) == [0.0, 1.0, "--"]
-    assert shown(apply(aten.ne.Tensor, x, x)) == [True, False, "--"]
-
-
-def test_masks_broadcast() -> None:
-    column = masked([[1.0], [NAN]], [[1], [0]])
-    row = masked([1.0, 2.0, NAN], [1, 1, 0])
-    assert shown(apply(aten.mul.Tensor, column, row)) == [1.0, 2.0, "--", "--", "--", "--"]
-
-
-@pytest.mark.parametrize("garbage", [NAN, INF, 0.0, -1e38])
-def test_gradient_of_mul_div_and_pow_reads_no_garbage(garbage: float) -> None:
-    for op, of_x, of_y in (
-        (aten.mul.Tensor, 4.0, 3.0),
-        (aten.div.Tensor, 1 / 4, -3 / 16),
-        (aten.pow.Tensor_Tensor, 4 * 3.0**3, 81 * math.log(3)),
-    ):
-        x = masked([3.0, garbage, 3.0], [1, 0, 1], requires_grad=True)
-        y = masked([4.0, 4.0, garbage], [1, 1, 0], requires_grad=True)
-        loss = total(apply(op, x, y))
-        assert gradient(x, loss) == pytest.approx([of_x, "--", 0.0])
-        assert gradient(y, loss) == pytest.approx([of_y, 0.0, "--"])
 
 
 @pytest.mark.parametrize("garbage", [NAN, INF, 0.0])
@@ -141,123 +100,13 @@ def test_garbage_degrees_do_not_run_for_hours() -> None:
 # --------------------------------------------------------------------------------------------------- masked_fill
 
 
-def test_an_invalid_entry_of_a_fill_mask_makes_the_element_invalid() -> None:
-    x = masked([1.0, 2.0, NAN, 4.0], [1, 1, 0, 1])
-    where = masked([True, False, True, True], [1, 1, 1, 0])
-    assert shown(apply(aten.masked_fill.Scalar, x, where, 9.0)) == [9.0, 2.0, "--", "--"]
-
-
 def test_an_invalid_fill_value_counts_only_where_it_is_written() -> None:
     x, where = masked([1.0, 2.0, NAN], [1, 1, 0]), Dense(torch.tensor([True, False, False]))
     value = masked(NAN, False)
     assert shown(apply(aten.masked_fill.Tensor, x, where, value)) == ["--", 2.0, "--"]
 
 
-def test_gradient_of_masked_fill() -> None:
-    x = masked([1.0, 2.0, NAN, 4.0], [1, 1, 0, 1], requires_grad=True)
-    where = masked([True, False, True, True], [1, 1, 1, 0])
-    value = torch.tensor(9.0, requires_grad=True)
-    loss = (apply(aten.masked_fill.Tensor, x, where, Dense(value)).filled(0) ** 2).sum()
-    assert gradient(x, loss) == [0.0, 4.0, "--", 0.0]
-    assert torch.autograd.grad(loss, value)[0].item() == 18.0
-
-
-# --------------------------------------------------------------------------------------- the sweep over overloads
-
-
-def operands(op: Any) -> int:
-    """How many tensors the operator has to be given."""
-    return sum(str(a.type) == "Tensor" for a in op._schema.arguments)
-
-
-def sample(op: Any, tensors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """`tensors` in the places of the operator's tensors, and something for what else it requires."""
-    rest, args, kwargs = iter(tensors), [], {}
-    for a in op._schema.arguments:
-        if str(a.type) == "Tensor":
-            value = next(rest)
-        elif a.has_default_value():
-            continue
-        else:
-            value = {"rounding_mode": None, "is_result": False, "self_is_result": False}.get(a.name, 1.5)
-        if a.kwarg_only:
-            kwargs[a.name] = value
-        else:
-            args.append(value)
-    return args, kwargs
-
-
-# One that is not filled, one that is filled factor by factor, and some that are filled in all operands: with a neutral
-# value of its own, without a derivative for an operand, of three operands. Conformance asks the others (P3, P5).
-OF_EACH_TRAIT = [
-    aten.maximum.default,
-    aten.mul.Tensor,
-    aten.div.Tensor,
-    aten.pow.Tensor_Tensor,
-    aten.special_zeta.default,
-    aten.igamma.default,
-    aten.lerp.Tensor,
-    aten.addcdiv.default,
-    aten.polar.default,
-    aten._prelu_kernel.default,
-]
-
-
-def first_and_second_gradients(loss: Tensor, leaves: list[Tensor], masks: list[Tensor]) -> list[Tensor]:
-    """The loss, and its gradients where the leaves are valid; zero where an operator has none for a leaf."""
-    found = [loss.detach()]
-    for _ in range(2):
-        if not loss.requires_grad:
-            break
-        seen = []
-        for leaf, mask in zip(leaves, masks, strict=True):
-            if not leaf.requires_grad:
-                seen.append(torch.zeros_like(leaf))
-                continue
-            try:
-                (grad,) = torch.autograd.grad(loss, leaf, create_graph=True, materialize_grads=True)
-            except RuntimeError as error:  # igamma, for one, has no derivative for its first operand
-                if "not implemented" not in str(error):
-                    raise
-                grad = torch.zeros_like(leaf)
-            seen.append(torch.where(mask, grad, 0))
-        found += [grad.detach() for grad in seen]
-        loss = torch.stack([grad.sum() for grad in seen]).sum()
-    return found
-
-
-SHAPES = {"same shape": ((7,), (7,), (7,)), "row and column": ((3, 1), (4,), (3, 4)), "0-d": ((7,), (), (7,))}
-
-
-@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")  # torch's own, 2.15
-@pytest.mark.parametrize("op", OF_EACH_TRAIT, ids=lambda op: op.name().removeprefix("aten::"))
-def test_gradients_are_those_of_the_valid_elements(op: Any) -> None:
-    for name, shapes in SHAPES.items():
-        if name != "same shape" and op is aten._prelu_kernel.default:
-            continue  # it does not broadcast
-        random = torch.Generator().manual_seed(0)
-        least = 1.2 if op is aten.special_zeta.default else 0.2
-        values = [torch.rand(s, generator=random, dtype=torch.float64) * 0.6 + least for s in shapes[: operands(op)]]
-        # The last operand is plain: its gradient is a sum over all that it meets.
-        masks = [torch.rand(x.shape, generator=random) < 0.6 for x in values]
-        masks[-1].fill_(True)
-        everywhere = torch.stack(torch.broadcast_tensors(*masks)).all(0)
-
-        leaves = [x.clone().requires_grad_() for x in values]
-        args, kwargs = sample(op, [leaf.expand(everywhere.shape)[everywhere] for leaf in leaves])
-        expected = first_and_second_gradients(op(*args, **kwargs).sum().real, leaves, masks)
-
-        first: list[Tensor] = []
-        for garbage in (NAN, INF, -INF, 0.0, -1.0, 1e300):
-            leaves = [torch.where(m, x, garbage) for x, m in zip(values, masks, strict=True)]
-            leaves = [leaf.requires_grad_() for leaf in leaves]
-            records = [Dense(x, None if m.all() else as_int8(m)) for x, m in zip(leaves, masks, strict=True)]
-            args, kwargs = sample(op, records)
-            found = first_and_second_gradients(total(apply(op, *args, **kwargs)).real, leaves, masks)
-            first = first or found
-            for mine, right, before in zip(found, expected, first, strict=True):
-                torch.testing.assert_close(mine, right, msg=lambda text, name=name: f"{name}: {text}")
-                assert torch.equal(mine, before), f"{name}: {garbage} under the mask shows"
+# -------------------------------------------------------------------------------- derivatives that are infinite
 
 
 @pytest.mark.parametrize(
@@ -272,27 +121,7 @@ def test_a_singular_value_that_meets_nothing_valid_has_gradient_zero(op: Any, si
         assert grad[1].isfinite()
 
 
-# ---------------------------------------------------------------------------------------------- copies and casts
-
-
-def test_casts_keep_the_mask_and_take_it_along() -> None:
-    x = masked([1.5, NAN], [1, 0])
-    assert shown(apply(aten._to_copy.default, x, dtype=torch.int64)) == [1, "--"]
-    elsewhere = apply(aten._to_copy.default, x, device=torch.device("meta"))
-    assert elsewhere.data.device == elsewhere.validity.device == torch.device("meta")
-    mantissa, exponent = apply(aten.frexp.Tensor, masked([8.0, NAN], [1, 0]))
-    assert shown(mantissa) == [0.5, "--"]
-    assert shown(exponent) == [4, "--"]
-
-
 # --------------------------------------------------------------------------------------------------- activations
-
-
-def test_glu_needs_both_halves() -> None:
-    x = masked([2.0, 3.0, NAN, 0.0, NAN, 0.0], [1, 1, 0, 1, 0, 1], requires_grad=True)
-    result = apply(aten.glu.default, x)
-    assert shown(result) == [1.0, "--", "--"]
-    assert gradient(x, total(result)) == [0.5, 0.0, "--", 0.5, "--", 0.0]
 
 
 @pytest.mark.parametrize("training", (False, True))
@@ -358,14 +187,9 @@ def test_an_inf_under_the_mask_is_no_inf_to_the_gradient_scaler() -> None:
     assert check(masked([INF, NAN], [1, 0])) == ([INF, "--"], 1.0)
 
 
-def test_foreach_norm_is_over_valid_elements() -> None:
-    three, nothing = apply(aten._foreach_norm.Scalar, [masked([3.0, NAN], [1, 0]), masked([NAN], [0])], 2)
-    assert shown(three) == [3.0]
-    assert shown(nothing) == ["--"]
-
-
-def test_foreach_powsum_is_over_valid_elements() -> None:
+def test_sums_of_lists_are_over_valid_elements() -> None:
     x, nothing = masked([3.0, NAN, -1.0], [1, 0, 1], requires_grad=True), masked([NAN], [0])
+    assert [shown(s) for s in apply(aten._foreach_norm.Scalar, [x, nothing], 1)] == [[4.0], ["--"]]
     sums = apply(aten._foreach_powsum.Scalar, [x, nothing], 2)
     assert [shown(s) for s in sums] == [[10.0], ["--"]]
     assert gradient(x, total(sums[0])) == [6.0, "--", -2.0]
@@ -396,3 +220,149 @@ def test_a_large_operand_is_filled_under_a_mask_that_is_larger_still() -> None:
     result = torch.gcd(masked_tensor(numbers, mask), row)
     assert torch.equal(result.get_mask(), mask)
     assert torch.equal(result.to_tensor(0), torch.where(mask, torch.gcd(numbers, row), 0))
+
+
+# -------------------------------------------------------------------------------------- fake quantisation, assertions
+
+
+KNOWN = torch.tensor([[True, False, True], [False, True, True]])
+DATA = torch.tensor([[1.13, 9.0, 3.0], [0.5, -2.26, 100.0]])
+CHANNELS = torch.tensor([0.1, 0.2, 0.3])
+ZEROS = torch.zeros(3, dtype=torch.int32)
+
+
+def test_an_invalid_scale_makes_its_channel_invalid() -> None:
+    scale = md.masked_tensor(CHANNELS, torch.tensor([True, True, False]))
+    got = torch.fake_quantize_per_channel_affine(DATA, scale, ZEROS, 1, -128, 127)
+    assert got.get_mask().tolist() == [[True, True, False]] * 2
+    one = torch.fake_quantize_per_tensor_affine(DATA, scale[2:], ZEROS[:1], -128, 127)
+    assert not one.get_mask().any()
+
+
+def test_an_assertion_of_an_invalid_number_fails() -> None:
+    x = md.masked_tensor(torch.ones(2), torch.tensor([True, False]))
+    torch._assert_async(x[0])
+    with pytest.raises(RuntimeError, match="got zero"):
+        torch._assert_async(x[1])
+
+
+# --------------------------------------------------------------------------------------- the number that is filled in
+
+
+def operators() -> Iterator[OpOverload]:
+    """Elementwise overloads that need nothing but tensors."""
+    for op in sorted(registry, key=str):
+        rule = registry.get(op)
+        needed = {str(a.type) for a in op._schema.arguments if not a.has_default_value()}
+        if rule is not None and rule.run is run_elementwise and needed == {"Tensor"}:
+            yield op
+
+
+def operands(op: OpOverload, value: float) -> list[torch.Tensor]:
+    number = sum(not a.has_default_value() for a in op._schema.arguments)
+    return [torch.full((2,), value, dtype=torch.float64, requires_grad=True) for _ in range(number)]
+
+
+def is_smooth_at(op: OpOverload, value: float) -> bool | None:
+    """Whether value and derivatives are finite there; None where the operator takes no such operands in float64."""
+    given = operands(op, value)
+    try:
+        result = op(*given)
+    except RuntimeError:
+        return None
+    if not isinstance(result, torch.Tensor) or not result.requires_grad or result.is_complex():
+        return None
+    try:
+        first = torch.autograd.grad(result.sum(), given, create_graph=True, allow_unused=True)
+    except RuntimeError:  # torch has no derivative
+        return None
+    found = [result, *(g for g in first if g is not None)]
+    twice = [g.sum() for g in first if g is not None and g.requires_grad]
+    if twice:
+        with contextlib.suppress(RuntimeError):  # no second one
+            found += [g for g in torch.autograd.grad(sum(twice), given, allow_unused=True) if g is not None]
+    return all(bool(t.isfinite().all()) for t in found)
+
+
+def test_operators_are_smooth_at_their_neutral_fill() -> None:
+    smooth = {op: is_smooth_at(op, float(registry.get(op).traits.neutral)) for op in operators()}
+    assert [str(op) for op, answer in smooth.items() if answer is False] == []
+    assert sum(answer is True for answer in smooth.values()) > 80
+    assert is_smooth_at(aten.acosh.default, 1.0) is False
+
+
+@pytest.mark.parametrize("hidden", [float("nan"), 7.0, 1.0])
+@pytest.mark.parametrize("name", ["acos", "acosh", "asin", "atanh", "erfinv", "logit", "special_ndtri"])
+def test_detect_anomaly_has_no_objection(name: str, hidden: float) -> None:
+    value = 1.5 if name == "acosh" else 0.25
+    plain = torch.tensor([value], requires_grad=True)
+    getattr(aten, name)(plain).sum().backward()
+    x = md.masked_tensor(torch.tensor([value, hidden]), torch.tensor([True, False]), requires_grad=True)
+    with torch.autograd.set_detect_anomaly(True):
+        getattr(aten, name)(x).sum().backward()
+    assert x.grad.get_mask().tolist() == [True, False]
+    assert x.grad[0].item() == plain.grad.item()
+
+
+# ----------------------------------------------------------------------------------------------------------- autocast
+
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def test_on_where_it_is_on() -> None:
+    assert not autocast_on(CPU)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert autocast_on(CPU)
+        with autocast_off(CPU):
+            assert not autocast_on(CPU)
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+        assert autocast_on(CPU)
+
+
+def test_a_device_without_autocast() -> None:
+    with pytest.raises(RuntimeError, match="unknown device type for autocast"):
+        torch.is_autocast_enabled("meta")
+    assert not autocast_on(META)
+    with autocast_off(META):
+        assert not autocast_on(META)
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_contractions_count_in_float32(on: bool) -> None:
+    """Also where autocast would have them counted in bfloat16."""
+    mask = torch.tensor([[True, False], [False, False]])
+    with torch.autocast("cpu", torch.bfloat16, enabled=on):
+        result = md.masked_tensor(torch.ones(2, 2), mask) @ torch.ones(2, 2)
+    assert result.dtype is (torch.bfloat16 if on else torch.float32)
+    assert result.get_mask().tolist() == [[True, True], [False, False]]
+
+
+# -------------------------------------------------------------------------------------------------------- differences
+
+
+NAN = math.nan
+
+
+def test_what_a_component_does_not_read_has_no_part_in_its_derivative() -> None:
+    x = md.masked_tensor([[NAN, 2.0, 3.0]], [[False, True, True]], requires_grad=True)
+    torch.linalg.cross(x, torch.tensor([[math.inf, 5.0, 7.0]])).sum().backward()
+    assert x.grad is not None
+    assert x.grad.get_data()[0, 1:].tolist() == [7.0, -5.0]
+
+
+@pytest.mark.parametrize("layout", ("dense", "to_sparse", "to_sparse_csr"))
+@pytest.mark.parametrize("spaced", (False, True))
+@pytest.mark.parametrize("hidden", (NAN, math.inf, torch.finfo(torch.float64).max))
+def test_a_trapezoid_of_one_point_reads_nothing(hidden: float, spaced: bool, layout: str) -> None:
+    """It has no interval, so it is torch's 0; torch computes that from the point."""
+    y = md.masked_tensor(
+        torch.tensor([[1.0], [hidden]], dtype=torch.float64), torch.tensor([[True], [False]]), requires_grad=True
+    )
+    stored = y if layout == "dense" else getattr(y, layout)()
+    points = md.masked_tensor(torch.tensor([hidden], dtype=torch.float64), torch.tensor([False]))
+    out = torch.trapezoid(stored, points, dim=1) if spaced else torch.trapezoid(stored, dx=2, dim=1)
+    assert out.to_tensor(5).tolist() == [0.0, 0.0]
+    out.sum().backward()
+    assert y.grad is not None
+    assert y.grad.to_tensor(5).tolist() == [[0.0], [5.0]]

@@ -190,51 +190,16 @@ def test_accumulation_by_index():
     shows(everywhere, [6, 2])
 
 
-@pytest.mark.parametrize("include_self", [True, False])
-@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bfloat16])
-def test_reductions_by_index_against_a_loop(reduce, include_self, dtype):
-    generator = torch.Generator().manual_seed(3)
-    rows, columns, n = 4, 3, 6
-    for self_mask in (torch.rand(rows, columns, generator=generator) < 0.5, torch.zeros(rows, 1).bool(), None):
-        x = Dense(torch.randint(-3, 4, (rows, columns), generator=generator).to(dtype), self_mask)
-        src = Dense(
-            torch.randint(-3, 4, (n, columns), generator=generator).to(dtype),
-            torch.rand(n, 1 if self_mask is None else columns, generator=generator) < 0.6,
-        )
-        index = Dense(torch.randint(0, rows, (n, columns), generator=generator), torch.rand(n, columns) < 0.8)
-        line = Dense(index.data[:, 0].clone(), index.valid[:, 0].clone())
-        for by_line in (False, True):
-            if by_line and reduce == "sum":
-                continue
-            op = aten.index_reduce.default if by_line else aten.scatter_reduce.two
-            result = apply(op, x, 0, line if by_line else index, src, reduce, include_self=include_self)
-            for r in range(rows):
-                for c in range(columns):
-                    given = [
-                        src.data[k, c]
-                        for k in range(n)
-                        if (
-                            line.valid[k] and line.data[k] == r
-                            if by_line
-                            else index.valid[k, c] and index.data[k, c] == r
-                        )
-                        and valid_of(src)[k, c]
-                    ]
-                    own = bool(valid_of(x)[r, c])
-                    assert bool(valid_of(result)[r, c]) == (own or bool(given))
-                    if not given:
-                        if own:
-                            assert result.data[r, c] == x.data[r, c]
-                        continue
-                    start = x.data[r : r + 1, c] if own and include_self else x.data[:0, 0]
-                    parts = torch.stack(given)
-                    first = start if len(start) else parts[:1]
-                    rest = parts if len(start) else parts[1:]
-                    expected = torch.scatter_reduce(
-                        first, 0, torch.zeros(len(rest), dtype=torch.long), rest, reduce, include_self=True
-                    )
-                    torch.testing.assert_close(result.data[r : r + 1, c], expected)
+@pytest.mark.parametrize(("reduce", "with_self"), [("amax", 2), ("amin", 1), ("prod", 2), ("mean", 1.5), ("sum", 3)])
+def test_reductions_by_index_with_and_without_self(reduce, with_self):
+    x, source = masked([1.0, nan, 9.0, 4.0], [T, F, T, T]), masked([2.0, nan, 30.0, nan], [T, F, T, F])
+    at = plain([0, 0, 1, 3])
+    for include_self in (True, False):
+        first = with_self if include_self else 2
+        shows(apply(aten.scatter_reduce.two, x, 0, at, source, reduce, include_self=include_self), [first, 30, 9, 4])
+        if reduce != "sum":
+            result = apply(aten.index_reduce.default, x, 0, at, source, reduce, include_self=include_self)
+            shows(result, [first, 30, 9, 4])
 
 
 def test_segments():

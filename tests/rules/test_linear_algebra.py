@@ -1,4 +1,8 @@
-"""Matrices and systems of equations, all or nothing for each, against plain torch on those that are whole."""
+"""Matrices, systems of equations and transforms, all or nothing for each, against plain torch on those that are whole.
+
+The laws ask it of every function, with derivatives of both orders. Here is what only some elements decide: triangles,
+tolerances, pivots, cropped and padded lines, frames; and what is raised.
+"""
 
 from __future__ import annotations
 
@@ -9,63 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
-from functions_of_one_matrix import OF_ONE_MATRIX
 from op_registry import MaskedSemanticsError
-from padded_slices import GARBAGE, matrices, same, wrapped
+from padded_slices import matrices, same, wrapped
 
 aten = torch.ops.aten
 
 
 # ----------------------------------------------------------------------------------------------------------- one matrix
-
-
-WHOLE = [0, 2]
-
-
-@pytest.mark.parametrize(("name", "hidden"), zip(OF_ONE_MATRIX, itertools.cycle(GARBAGE), strict=False))
-def test_a_batch_with_a_padded_matrix(name: str, hidden: float) -> None:
-    """Whole matrices give what they give without the others, and so do two derivatives; nothing is raised."""
-    function = OF_ONE_MATRIX[name]
-    data, mask = matrices()
-    x = wrapped(data, mask, hidden)
-    alone = data[WHOLE].clone().requires_grad_()
-    with torch.autograd.set_detect_anomaly(True):
-        result, wanted = function(x), function(alone)
-        whole = mask.flatten(1).all(1)
-        assert torch.equal(result.get_mask(), whole.reshape(-1, *[1] * (result.ndim - 1)).expand(result.shape))
-        torch.testing.assert_close(result.get_data()[WHOLE], wanted)
-        slopes = [torch.autograd.grad(scalar(r), t, create_graph=True)[0] for r, t in ((result, x), (wanted, alone))]
-        same(slopes[0], put_back(slopes[1], data), mask)
-        bends = [torch.autograd.grad(scalar(s), t)[0] for s, t in zip(slopes, (x, alone), strict=True)]
-    same(bends[0], put_back(bends[1], data), mask)
-
-
-def scalar(result: Tensor) -> Tensor:
-    """A number that every element takes part in with a weight of its own, the same for a slice in any batch."""
-    squares = (result * result.conj()).real if result.is_complex() else result * result
-    weights = torch.arange(1.0, squares[0].numel() + 1, dtype=torch.float64).reshape(squares.shape[1:])
-    return (squares * weights).sum()
-
-
-def put_back(slopes: Tensor, data: Tensor) -> Tensor:
-    """Gradients of the whole matrices in their places among all, zero elsewhere."""
-    return torch.zeros_like(data).index_copy(0, torch.tensor(WHOLE), slopes)
-
-
-def test_every_result_of_a_matrix_shares_its_validity() -> None:
-    data, mask = matrices()
-    x = wrapped(data, mask, math.nan)
-    results = [
-        *aten.linalg_inv_ex(x), *aten.linalg_lu_factor_ex(x), *aten._linalg_det(x), *aten._linalg_slogdet(x),
-        *aten.linalg_cholesky_ex(x), *torch.linalg.eigh(x), *torch.linalg.svd(x), *torch.linalg.qr(x),
-        *torch.linalg.lu(x), torch.linalg.matrix_rank(x),
-    ]  # fmt: skip
-    whole = torch.tensor([True, False, True, False])
-    for result in results:
-        assert torch.equal(result.get_mask(), whole.reshape(-1, *[1] * (result.ndim - 1)).expand(result.shape))
 
 
 def test_a_valid_matrix_that_is_singular_raises_as_in_torch() -> None:
@@ -154,3 +112,126 @@ def test_raw_factors_are_refused() -> None:
             MaskedSemanticsError, match=r"no meaning on partly valid input \(raw factors are an encoding"
         ):
             call(x)
+
+
+# ----------------------------------------------------------------------------------------------- systems of equations
+
+
+def systems() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Matrices (4, 3, 3) of which two are whole, and right-hand sides (4, 3, 2) of which one column has a hole."""
+    a, a_mask = matrices()
+    b = torch.randn(4, 3, 2, dtype=torch.float64)
+    b_mask = torch.ones(b.shape, dtype=torch.bool)
+    b_mask[2, 1, 0] = False
+    return a, a_mask, b, b_mask
+
+
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
+@pytest.mark.parametrize(("upper", "unitriangular"), itertools.product([True, False], repeat=2))
+def test_a_triangular_solve_reads_one_triangle(upper: bool, unitriangular: bool) -> None:
+    a, _, b, b_mask = systems()
+    read = torch.ones(3, 3, dtype=torch.bool)
+    read = read.triu(int(unitriangular)) if upper else read.tril(-int(unitriangular))
+    x, y = wrapped(a, read.expand(a.shape), math.nan), wrapped(b, b_mask, math.nan)
+    options = {"upper": upper, "unitriangular": unitriangular}
+    wanted = torch.linalg.solve_triangular(a, b, **options)
+    columns = b_mask.all(1, keepdim=True)
+    result = torch.linalg.solve_triangular(x, y, **options)
+    same(result, wanted, columns)
+    result.sum().backward()
+    assert x.grad is not None
+    assert x.grad.get_data()[x.get_mask()].isfinite().all()
+    solved, copied = torch.triangular_solve(y, x, upper, False, unitriangular)
+    same(solved, wanted, columns)
+    assert not copied.get_mask().any()
+
+
+def test_pivots_out_of_range_are_not_read() -> None:
+    a, _, b, _ = systems()
+    factors, pivots = torch.linalg.lu_factor(a)
+    known = torch.tensor([True, False, True, True])[:, None].expand(pivots.shape)
+    hidden = md.masked_tensor(torch.where(known, pivots, 1_000_000), known)
+    same(torch.linalg.lu_solve(factors, hidden, b), torch.linalg.solve(a, b), known[:, :1, None])
+    for mine, plain in zip(torch.lu_unpack(factors, hidden), torch.lu_unpack(factors, pivots), strict=True):
+        same(mine, plain, known[:, :1, None])
+
+
+def test_a_normal_distribution_with_padded_rows() -> None:
+    torch.manual_seed(0)
+    rows, mask = torch.randn(3, 4), torch.tensor([[True] * 4, [True, False, True, True], [False] * 4])
+    covariance = torch.randn(4, 4)
+    covariance = covariance @ covariance.mT + torch.eye(4)
+    normal = torch.distributions.MultivariateNormal(torch.zeros(4), covariance)
+    x = wrapped(rows, mask, 0.0)
+    likelihood = normal.log_prob(x)
+    same(likelihood, normal.log_prob(rows), mask.all(1))
+    likelihood.sum().backward()
+    assert x.grad is not None
+    alone = rows[:1].clone().requires_grad_()
+    normal.log_prob(alone).sum().backward()
+    assert alone.grad is not None
+    same(x.grad, torch.cat([alone.grad, torch.zeros(2, 4)]), mask)
+
+
+# --------------------------------------------------------------------------------------------------------- transforms
+
+
+def test_cropped_elements_are_not_read_and_padding_is_valid() -> None:
+    data, mask = torch.randn(2, 8), torch.arange(8) < torch.tensor([[8], [5]])
+    x = wrapped(data, mask, math.nan)
+    same(torch.fft.rfft(x, n=5), torch.fft.rfft(data, n=5), torch.tensor(True))
+    same(torch.fft.rfft(x, n=6), torch.fft.rfft(data, n=6), torch.tensor([[True], [False]]))
+    same(torch.fft.fft2(x[:, :5], s=(4, 16)), torch.fft.fft2(data[:, :5], s=(4, 16)), torch.tensor(True))
+    spectrum = torch.fft.rfft(torch.randn(2, 16))  # nine entries
+    known = torch.arange(9) < torch.tensor([[9], [5]])
+    y = wrapped(spectrum, known, math.nan)
+    same(torch.fft.irfft(y, n=8), torch.fft.irfft(spectrum, n=8), torch.tensor(True))
+    same(torch.fft.irfft(y, n=9), torch.fft.irfft(spectrum, n=9), torch.tensor(True))
+    same(torch.fft.irfft(y, n=10), torch.fft.irfft(spectrum, n=10), torch.tensor([[True], [False]]))
+    two_sided = aten._fft_c2r(y[:, :8], [1], 2, 8)  # the second half repeats the first
+    same(two_sided, torch.fft.irfft(spectrum, n=8), torch.tensor(True))
+
+
+@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize("win_length", [16, 8])
+def test_the_frames_of_a_padded_waveform(center: bool, win_length: int) -> None:
+    torch.manual_seed(0)
+    waveform = torch.randn(2, 64, dtype=torch.float64)
+    mask = torch.arange(64) < torch.tensor([[64], [40]])
+    x = wrapped(waveform, mask, math.nan)
+    options: dict[str, Any] = {"n_fft": 16, "hop_length": 4, "win_length": win_length, "center": center}
+    options |= {"window": torch.hann_window(win_length, dtype=torch.float64), "return_complex": True}
+    spectra, wanted = torch.stft(x, **options), torch.stft(waveform, **options)
+    read = mask
+    if center:  # what is reflected at the ends is read there
+        read = F.pad(mask[None].double(), (8, 8), mode="reflect")[0] > 0
+    whole = torch.stack([read[:, 4 * t : 4 * t + 16].all(1) for t in range(wanted.shape[-1])], -1)
+    same(spectra, wanted, whole[:, None, :])
+    (slope,) = torch.autograd.grad(spectra.abs().square().sum(), x)
+    plain = waveform.clone().requires_grad_()
+    spectra = torch.stft(plain, **options)
+    (expected,) = torch.autograd.grad(spectra[whole[:, None, :].expand(spectra.shape)].abs().square().sum(), plain)
+    same(slope, expected, mask)
+
+
+@pytest.mark.filterwarnings("ignore:The length of signal is shorter")
+@pytest.mark.parametrize("center", [True, False])
+def test_a_sample_of_the_inverse_depends_on_every_frame_that_covers_it(center: bool) -> None:
+    torch.manual_seed(0)
+    spectra = torch.randn(2, 9, 6, dtype=torch.complex128)
+    mask = torch.ones(spectra.shape, dtype=torch.bool)
+    mask[1, 3, 4] = False
+    options: dict[str, Any] = {"n_fft": 16, "hop_length": 4, "center": center, "length": 50 if center else 40}
+    options["window"] = torch.ones(16, dtype=torch.float64)
+    x = wrapped(spectra, mask, math.nan)
+    first = 8 if center else 0
+    known = torch.ones(2, options["length"], dtype=torch.bool)
+    known[1, 16 - first : 32 - first] = False
+    signal, wanted = torch.istft(x, **options), torch.istft(spectra, **options)
+    same(signal, wanted, known)
+    (slope,) = torch.autograd.grad(signal.square().sum(), x)
+    plain = spectra.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(torch.istft(plain, **options)[known].square().sum(), plain)
+    same(slope, expected, mask)
+    hole = wrapped(options["window"], torch.arange(16) != 3, math.nan)
+    assert not torch.istft(spectra, **(options | {"window": hole})).get_mask().any()

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from bare_records import apply, seen
 from op_registry import MaskedSemanticsError
@@ -17,33 +16,11 @@ from op_registry.sparse import lookup_gradient as row_gradients
 aten = torch.ops.aten
 
 
-def half(*shape, seed=0):
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
-
-
 def flags(mask):
     return torch.as_tensor(mask).to(torch.int8)
 
 
 # ---------------------------------------------------------------------------------------------------------- embedding
-
-
-@pytest.mark.parametrize("options", [{}, {"padding_idx": 0}, {"padding_idx": 2}, {"scale_grad_by_freq": True}], ids=str)
-@pytest.mark.parametrize("garbage", [-(2**62), 2**62, 0, 1])
-def test_an_invalid_index_is_not_looked_up_and_gives_no_gradient(options, garbage):
-    known = torch.tensor([True, False, True, True, False])
-    indices = torch.tensor([1, 0, 1, 0, 2])
-    weight = torch.randn(3, 2, requires_grad=True)
-    result = apply(
-        aten.embedding.default, Dense(weight), Dense(torch.where(known, indices, garbage), flags(known)), **options
-    )
-    mask, values = seen(result)
-    assert result.validity.shape == (5, 1)
-    assert torch.equal(mask, known[:, None].expand(5, 2))
-    (mine,) = torch.autograd.grad(values.sum(), weight)
-    alone = aten.embedding(weight, indices[known], **options)
-    assert torch.equal(values[known], alone)
-    torch.testing.assert_close(mine, torch.autograd.grad(alone.sum(), weight)[0])
 
 
 def test_a_sparse_gradient_lists_only_rows_that_a_valid_index_asks_for(monkeypatch):
@@ -60,15 +37,6 @@ def test_a_sparse_gradient_lists_only_rows_that_a_valid_index_asks_for(monkeypat
     assert gradient.coalesce().values().tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
-def test_a_masked_weight_moves_with_its_validity():
-    known = half(4, 3)
-    weight = Dense(torch.where(known, torch.randn(4, 3), math.nan), flags(known))
-    mask, _ = seen(apply(aten.embedding.default, weight, Dense(torch.tensor([[1, 3], [0, 1]]))))
-    assert torch.equal(mask, known[torch.tensor([[1, 3], [0, 1]])])
-    by_row = Dense(weight.data, flags(half(4, 1)))
-    assert apply(aten.embedding.default, by_row, Dense(torch.tensor([1, 3]))).validity.shape == (2, 1)
-
-
 def test_rows_are_renormed_for_valid_indices_only():
     weight = torch.randn(4, 3) * 10
     indices = Dense(torch.tensor([1, 2, 99]), flags([True, False, False]))
@@ -77,36 +45,6 @@ def test_rows_are_renormed_for_valid_indices_only():
     torch.testing.assert_close(result.data[1].norm(), torch.tensor(1.0), atol=1e-4, rtol=0)
     nothing = apply(aten.embedding_renorm.default, Dense(weight), Dense(indices.data, flags([False] * 3)), 1.0, 2.0)
     assert torch.equal(nothing.data, weight)
-
-
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("padding_idx", [None, 3])
-def test_a_bag_is_of_its_valid_elements(mode, padding_idx):
-    number = ("sum", "mean", "max").index(mode)
-    weight = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
-    indices = torch.tensor([1, 2, 3, 4, 0, 3, 1])
-    known = torch.tensor([True, False, True, False, False, True, True])
-    offsets = torch.tensor([0, 3, 3, 5, 6])  # [1 . 3] [] [. .] [3] [1]
-    given = Dense(torch.where(known, indices, 10**9), flags(known))
-    result = apply(
-        aten.embedding_bag.padding_idx,
-        Dense(weight),
-        given,
-        Dense(offsets),
-        False,
-        number,
-        False,
-        None,
-        False,
-        padding_idx,
-    )[0]
-    mask, values = seen(result)
-    assert mask.tolist() == [[True] * 2, [True] * 2, [False] * 2, [True] * 2, [True] * 2]
-    kept = F.embedding_bag(indices[known], weight, torch.tensor([0, 2, 2, 2, 3]), mode=mode, padding_idx=padding_idx)
-    torch.testing.assert_close(values, torch.where(mask, kept, 0))
-    torch.testing.assert_close(
-        torch.autograd.grad(values.square().sum(), weight)[0], torch.autograd.grad(kept.square().sum(), weight)[0]
-    )
 
 
 def test_weights_of_a_bag_may_be_masked_and_offsets_may_not():
@@ -148,58 +86,6 @@ def test_adaptive_averages_and_maxima_by_hand():
         assert seen(result[1])[1].tolist() == places
     mask, _ = seen(apply(aten.max_pool1d.default, x, [2], [1]))
     assert mask.tolist() == [[[True, True, True, False]]]
-
-
-POOLS = [
-    lambda x: apply(aten.avg_pool2d.default, x, [3, 2], [2, 2], [1, 1], True),
-    lambda x: apply(aten.avg_pool2d.default, x, [2, 2], [1, 2], [0, 0]),
-    lambda x: apply(aten.adaptive_avg_pool2d.default, x, [2, 3]),
-    lambda x: apply(aten.max_pool2d_with_indices.default, x, [2, 2], [1, 1], [1, 1], [2, 1])[0],
-]
-
-
-@pytest.mark.parametrize("kind", ["full", "position", "sample", "empty"])
-@pytest.mark.parametrize("number", range(len(POOLS)))
-def test_hidden_values_change_nothing(number, kind):
-    pool = POOLS[number]
-    shape = {"full": (2, 3, 5, 6), "position": (2, 1, 5, 6), "sample": (2, 1, 1, 1), "empty": (2, 3, 5, 6)}[kind]
-    mask = half(*shape) if kind != "empty" else torch.zeros(shape, dtype=torch.bool)
-    x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
-    first = None
-    for garbage in (math.nan, math.inf, -math.inf, 1e300, 0.0):
-        leaf = torch.where(mask, x, garbage).requires_grad_()
-        valid, values = seen(pool(Dense(leaf, flags(mask))))
-        gradient = torch.where(mask, torch.autograd.grad(values.square().sum(), leaf)[0], 0)
-        assert gradient.isfinite().all()
-        again = [valid, values.detach(), gradient]
-        first = first or again
-        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-
-
-def test_a_mask_that_is_all_valid_averages_bit_for_bit():
-    x = torch.randn(2, 3, 7, 7)
-    for padding in (0, 1):
-        mine = apply(
-            aten.avg_pool2d.default,
-            Dense(x, torch.ones(2, 1, 7, 7, dtype=torch.int8)),
-            [3, 3],
-            [2, 2],
-            [padding] * 2,
-            True,
-        )
-        assert torch.equal(mine.data, F.avg_pool2d(x, 3, 2, padding, True))
-        assert mine.validity.shape == (2, 1, *mine.shape[2:])
-
-
-def test_integer_averages_are_cut_off_as_torch_cuts_them():
-    x = torch.randint(-50, 50, (1, 1, 8))
-    mask = half(1, 1, 8, seed=2)
-    valid, values = seen(apply(aten.avg_pool1d.default, Dense(torch.where(mask, x, 2**40), flags(mask)), [4], [1]))
-    for o in range(5):
-        kept = x[0, 0, o : o + 4][mask[0, 0, o : o + 4]]
-        assert bool(valid[0, 0, o]) == bool(len(kept))
-        if len(kept):
-            assert values[0, 0, o] == torch.div(kept.sum(), len(kept), rounding_mode="trunc")
 
 
 # ------------------------------------------------------------------------------------------------------ interpolation

@@ -7,116 +7,18 @@ must be as valid as element k of the input, and a 0 is a zero that the operator 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, tensor
+from torch import tensor
 
 from bare_records import apply, masked, plain, shows, valid_of
 from op_registry import MaskedSemanticsError
 from op_registry.authoring import Dense
-from op_registry.records.dense import map_tensors
 
 aten = torch.ops.aten
 nan, inf = math.nan, math.inf
 T, F = True, False
-
-
-def pieces(result: Any) -> list[Dense]:
-    return [result] if isinstance(result, Dense) else list(result)
-
-
-def mask_variants(shape: tuple[int, ...]) -> list[Tensor]:
-    """A full mask, and masks that are broadcast in one dimension, and in all but one."""
-    generator = torch.Generator().manual_seed(len(shape) + sum(shape))
-    full = torch.rand(shape, generator=generator) < 0.6
-    variants = [full, torch.zeros(shape, dtype=torch.bool)]
-    for d in range(len(shape)):
-        variants.append(full.narrow(d, 0, min(1, shape[d])))
-        only = full
-        for other in set(range(len(shape))) - {d}:
-            only = only.narrow(other, 0, min(1, shape[other]))
-        variants.append(only)
-    return [v.to(torch.int8) for v in variants]
-
-
-# Each rule, where the shape asks something of the mask of its own; plain samples of every operator are conformance's.
-MOVES: list[tuple[Any, tuple[int, ...], tuple[Any, ...]]] = [
-    (aten.view.default, (2, 3, 4), ((2, 3, 2, 2),)),
-    (aten.view.default, (2, 3, 4), ((4, 3, 2),)),
-    (aten.view.default, (2, 0, 4), ((0, 8),)),
-    (aten.view.default, (), ((1, 1),)),
-    (aten._unsafe_view.default, (2, 3, 4), ((2, 12),)),
-    (aten._reshape_alias.default, (2, 3, 4), ((6, 4), (4, 1))),
-    (aten.expand.default, (3, 1), ((2, 3, 4),)),
-    (aten.as_strided.default, (3, 4), ((2, 2), (4, 2), 3)),
-    (aten.permute.default, (2, 3, 4), ((-1, 0, 1),)),
-    (aten.transpose.int, (), (0, -1)),
-    (aten.t.default, (3,), ()),
-    (aten.unsqueeze.default, (), (0,)),
-    (aten.squeeze.dim, (2, 3, 1), (1,)),
-    (aten.squeeze.dim, (), (0,)),
-    (aten.squeeze.dims, (1, 3, 1), ((0, 1),)),
-    (aten.select.int, (2, 3, 4), (1, -1)),
-    (aten.slice.Tensor, (5, 3), (0, 1, 4, 2)),
-    (aten.slice.Tensor, (5, 3), (0, 4, 2)),
-    (aten.narrow_copy.default, (5, 3), (0, 1, 2)),
-    (aten.split.Tensor, (5, 3), (2, -1)),
-    (aten.unsafe_split.Tensor, (5, 3), (2,)),
-    (aten.split_with_sizes.default, (5, 3), ([2, 0, 3],)),
-    (aten.unsafe_split_with_sizes.default, (5, 3), ([1, 2], 1)),
-    (aten.unbind.int, (2, 3), (1,)),
-    (aten.diagonal.default, (3, 4, 2), (1, 1, -1)),
-    (aten.diagonal.default, (3, 4), (9,)),
-    (aten.unfold.default, (2, 7), (1, 3, 2)),
-    (aten.unfold.default, (), (0, 1, 1)),
-    (aten.flip.default, (2, 3, 4), ((0, -1),)),
-    (aten.roll.default, (2, 5), ((2,),)),
-    (aten.repeat.default, (2, 3), ((0, 2),)),
-    (aten.pixel_shuffle.default, (1, 8, 2, 3), (2,)),
-    (aten.channel_shuffle.default, (1, 4, 2, 2), (2,)),
-    (aten.reflection_pad2d.default, (1, 3, 4), ((1, 1, 2, 0),)),
-    (aten._pad_circular.default, (1, 2, 5), ((2, 1),)),
-    (aten.triu.default, (2, 3, 4), (1,)),
-    (aten.diag_embed.default, (2, 3), (1,)),
-    (aten.constant_pad_nd.default, (3, 4), ((-1, 2, 0, 0),)),
-]
-# Of these an element may arrive at several places, or at none.
-SPREAD = [
-    (op, shape, args)
-    for op, shape, args in MOVES
-    if op in (aten.expand.default, aten.as_strided.default, aten.unfold.default, aten._pad_circular.default) and shape
-]
-
-
-@pytest.mark.parametrize("op,shape,args", MOVES, ids=[f"{op}-{shape}-{args}" for op, shape, args in MOVES])
-def test_an_element_moves_with_its_validity(op, shape, args):
-    numbered = torch.arange(1, math.prod(shape) + 1).reshape(shape)
-    expected = op(numbered, *args)
-    assert all(p.validity is None for p in pieces(apply(op, Dense(numbered), *args)))
-    for mask in mask_variants(shape):
-        origin_valid = torch.cat([torch.ones(1, dtype=torch.bool), mask.expand(shape).reshape(-1).bool()])
-        results = pieces(apply(op, Dense(numbered, mask), *args))
-        assert len(results) == (1 if isinstance(expected, Tensor) else len(expected))
-        for result, data in zip(results, [expected] if isinstance(expected, Tensor) else expected, strict=True):
-            assert torch.equal(result.data, data)
-            assert torch.equal(valid_of(result), origin_valid[data])
-
-
-@pytest.mark.parametrize("op,shape,args", SPREAD, ids=str)
-def test_movement_has_the_gradient_of_what_is_valid(op, shape, args):
-    for mask in mask_variants(shape)[:3]:
-        grads = []
-        for garbage in (nan, inf, 3.0):
-            data = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-            data = torch.where(mask.bool(), data, garbage).requires_grad_()
-            loss = sum(r.filled(0).sin().sum() for r in pieces(apply(op, Dense(data, mask), *args)))
-            (grad,) = torch.autograd.grad(loss, data)
-            grads.append(torch.where(mask.bool(), grad, 0))
-        assert grads[0].isfinite().all()
-        assert torch.equal(grads[0], grads[1])
-        assert torch.equal(grads[0], grads[2])
 
 
 def test_a_mask_over_tokens_stays_small_on_its_way_through_attention():
@@ -246,42 +148,6 @@ def test_fold_adds_up_what_is_valid():
 
 
 # --------------------------------------------------------------------------------------------------------------- joins
-
-
-def test_cat_and_stack():
-    a, b = masked([1, 2], [T, F]), plain([3])
-    shows(apply(aten.cat.default, [a, b]), [1, None, 3])
-    shows(apply(aten.stack.default, [a, plain([5, 6])], 1), [[1, 5], [None, 6]])
-    empty = Dense(torch.tensor([]))
-    shows(apply(aten.cat.default, [empty, masked([[1.0, 2.0]], [[T, F]])], -1), [[1, None]])
-    rows, columns = Dense(torch.ones(2, 2), tensor([[T], [F]])), Dense(torch.ones(2, 2), tensor([[T, F]]))
-    shows(apply(aten.cat.default, [rows, columns], 1), [[1, 1, 1, None], [None, None, 1, None]])
-    assert apply(aten.cat.default, [b, b]).validity is None
-
-
-def test_where_takes_validity_from_the_chosen_branch():
-    condition = masked([T, T, F, F, T], [T, T, T, T, F])
-    a = masked([1.0, nan, 3.0, nan, 5.0], [T, F, T, F, T])
-    b = masked([nan, 20.0, nan, 40.0, 50.0], [F, T, F, T, T])
-    shows(apply(aten.where.self, condition, a, b), [1, None, None, 40, None])
-    shows(apply(aten.where.self, plain([T, F, T, F, T]), a, plain(0.0)), [1, 0, 3, 0, 5])
-    rows = Dense(torch.ones(2, 3), tensor([[T], [F]]))
-    shows(apply(aten.where.self, plain([T, F, T]), rows, plain(0.0)), [[1, 0, 1], [None, 0, None]])
-
-
-def test_without_a_mask_it_is_the_operator_itself():
-    x = torch.randn(3, 3)
-    for op, args in [
-        (aten.scatter_reduce.two, (0, plain([[0, 1, 2]]), plain(torch.ones(1, 3)), "prod")),
-        (aten.index_put.default, ([plain([1])], plain(torch.ones(3)))),
-        (aten.index_add.default, (0, plain([1]), plain(torch.ones(1, 3)))),
-        (aten.where.self, ()),
-    ]:
-        records = (plain(x > 0), plain(x), plain(x + 1)) if op is aten.where.self else (plain(x), *args)
-        result = apply(op, *records)
-        assert result.validity is None
-        unwrapped = map_tensors(lambda r: r.data, list(records), Dense)
-        assert torch.equal(result.data, op(*unwrapped))
 
 
 def test_conjugate_views_are_filled():

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bare_records import apply
@@ -18,136 +17,6 @@ EPS = 1e-5
 
 def parameter(*size: int) -> Tensor:
     return torch.linspace(0.5, 1.5, math.prod(size), dtype=torch.float64).reshape(size).requires_grad_()
-
-
-def masked(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Data, and a mask with an empty slice, a slice of one, and a full one, whichever way one looks."""
-    generator = torch.Generator().manual_seed(seed)
-    data = torch.randn(shape, generator=generator, dtype=torch.float64)
-    mask = torch.rand(shape, generator=generator) < 0.6
-    mask[0, 0] = False
-    mask[-1, -1] = True
-    mask[0, 1] = False
-    mask[0, 1].view(-1)[0] = True
-    return data, mask
-
-
-def by_hand(x: Tensor, mask: Tensor, slices: Tensor, weight: Tensor, bias: Tensor, f) -> Tensor:
-    """`f` on the compressed elements of each slice; `slices` numbers the slice of each element."""
-    result = torch.zeros_like(x)
-    for number in slices.unique():
-        chosen = (slices == number) & mask
-        if chosen.any():
-            result = result.masked_scatter(chosen, f(x[chosen]))
-    return result * weight + bias
-
-
-def standard(t: Tensor) -> Tensor:
-    return (t - t.mean()) * (t.var(correction=0) + EPS).rsqrt()
-
-
-def root_mean_square(t: Tensor) -> Tensor:
-    return t * (t.square().mean() + EPS).rsqrt()
-
-
-def numbered(shape: tuple[int, ...], dims: tuple[int, ...]) -> Tensor:
-    """The number of the slice over `dims` that each element belongs to."""
-    kept = [1 if d in dims else n for d, n in enumerate(shape)]
-    return torch.arange(math.prod(kept)).reshape(kept).expand(shape)
-
-
-def check(rule, hand, x: Tensor, mask: Tensor, parameters: list[Tensor]) -> None:
-    """Values, gradients and second derivatives for input and parameters, whatever lies under the mask."""
-    before = None
-    inputs = [x.clone().requires_grad_(), *parameters]
-    wanted = derivatives(torch.where(mask, hand(*inputs), 0), inputs, mask)
-    for value in (math.nan, math.inf, -1e38):
-        inputs = [torch.where(mask, x, value).requires_grad_(), *parameters]
-        result = rule(Dense(inputs[0], mask.to(torch.int8)), *map(Dense, parameters))
-        shown = result.valid.expand(x.shape)
-        assert shown.equal(mask)
-        assert result.data.isfinite().all()
-        got = derivatives(torch.where(shown, result.data, 0), inputs, mask)
-        for a, b in zip(got, wanted, strict=True):
-            torch.testing.assert_close(a, b)
-        assert before is None or all(a.equal(b) for a, b in zip(got, before, strict=True))
-        before = got
-
-
-def derivatives(output: Tensor, inputs: list[Tensor], mask: Tensor) -> list[Tensor]:
-    weights = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).reshape(output.shape)
-    first = torch.autograd.grad((output * weights + output**2).sum(), inputs, create_graph=True)
-    first = [torch.where(mask, first[0], 0), *first[1:]]
-    loss = sum((g * torch.linspace(1, 2, g.numel(), dtype=g.dtype).reshape(g.shape)).sum() for g in first)
-    second = torch.autograd.grad(loss, inputs)
-    return [output.detach(), *(g.detach() for g in first), torch.where(mask, second[0], 0), *second[1:]]
-
-
-def test_layer_norm():
-    x, mask = masked((3, 4, 5))
-    for shape in ((5,), (4, 5)):
-        slices = numbered(x.shape, tuple(range(3 - len(shape), 3)))
-        check(
-            lambda x, w, b, shape=shape: apply(aten.layer_norm.default, x, shape, w, b, EPS),
-            lambda x, w, b, slices=slices: by_hand(x, mask, slices, w, b, standard),
-            x,
-            mask,
-            [parameter(*shape), parameter(*shape)],
-        )
-
-
-def test_rms_norm():
-    x, mask = masked((3, 4, 5))
-    check(
-        lambda x, w: apply(aten.rms_norm.default, x, (5,), w, EPS),
-        lambda x, w: by_hand(x, mask, numbered(x.shape, (2,)), w, torch.zeros(5), root_mean_square),
-        x,
-        mask,
-        [parameter(5)],
-    )
-
-
-def test_group_norm():
-    x, mask = masked((2, 6, 3))
-    groups = numbered((2, 2, 3, 3), (2, 3)).reshape(2, 6, 3)
-    check(
-        lambda x, w, b: apply(aten.group_norm.default, x, 2, w, b, EPS),
-        lambda x, w, b: by_hand(x, mask, groups, w[:, None], b[:, None], standard),
-        x,
-        mask,
-        [parameter(6), parameter(6)],
-    )
-
-
-def test_instance_norm():
-    x, mask = masked((2, 3, 5))
-    check(
-        lambda x, w, b: apply(aten.instance_norm.default, x, w, b, None, None, True, 0.1, EPS, False),
-        lambda x, w, b: by_hand(x, mask, numbered(x.shape, (2,)), w[:, None], b[:, None], standard),
-        x,
-        mask,
-        [parameter(3), parameter(3)],
-    )
-
-
-def test_batch_norm():
-    x, mask = masked((4, 3, 2))
-    mask[:, 0] = False
-    check(
-        lambda x, w, b: apply(aten.batch_norm.default, x, w, b, None, None, True, 0.1, EPS, False),
-        lambda x, w, b: by_hand(x, mask, numbered(x.shape, (0, 2)), w[:, None], b[:, None], standard),
-        x,
-        mask,
-        [parameter(3), parameter(3)],
-    )
-    mean, var = parameter(3).detach(), parameter(3).detach()
-    check(
-        lambda x, w, b: apply(aten.batch_norm.default, x, w, b, Dense(mean), Dense(var), False, 0.1, EPS, False),
-        lambda x, w, b: F.batch_norm(x, mean, var, w, b, False, 0.1, EPS),
-        x,
-        mask,
-        [parameter(3), parameter(3)],
-    )
 
 
 def test_running_statistics_move_by_what_is_valid():
@@ -206,34 +75,6 @@ def test_masked_parameters_hide_their_channels():
     assert x.grad.isfinite().all()
     result = apply(aten.batch_norm.default, Dense(x), Dense(weight, valid), None, None, None, True, 0.1, EPS, False)
     assert result.valid.expand(2, 3).tolist() == [[True, False, True]] * 2
-
-
-def test_everything_valid_is_torch_itself():
-    x = torch.randn(3, 4, 5)
-    ones = torch.ones(3, 4, 5, dtype=torch.int8)
-    calls = [
-        (aten.layer_norm.default, ((5,), parameter(5).float(), None, EPS)),
-        (aten.native_layer_norm.default, ((5,), None, None, EPS)),
-        (aten.rms_norm.default, ((4, 5),)),
-        (aten._fused_rms_norm.default, ((5,), None, None)),
-        (aten.group_norm.default, (2, None, None, EPS)),
-        (aten.native_group_norm.default, (None, None, 3, 4, 5, 2, EPS)),
-        (aten.batch_norm.default, (None, None, None, None, True, 0.1, EPS, False)),
-        (aten.native_batch_norm.default, (None, None, None, None, True, 0.1, EPS)),
-        (aten._native_batch_norm_legit.no_stats, (None, None, True, 0.1, EPS)),
-        (aten.instance_norm.default, (None, None, None, None, True, 0.1, EPS, False)),
-        (aten.renorm.default, (2, 1, 0.5)),
-    ]
-    for op, args in calls:
-        records = [Dense(a) if isinstance(a, Tensor) else a for a in args]
-        for dtype in (torch.float32, torch.bfloat16):
-            tolerance = {} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-            expected = op(x.to(dtype), *args)
-            for validity in (None, ones):
-                actual = apply(op, Dense(x.to(dtype), validity), *records)
-                pairs = zip(actual, expected, strict=True) if isinstance(actual, tuple) else [(actual, expected)]
-                for a, b in pairs:
-                    torch.testing.assert_close(a.data, b, msg=lambda m, op=op: f"{op}: {m}", **tolerance)
 
 
 def test_shapes_that_do_not_fit_raise_as_in_torch():

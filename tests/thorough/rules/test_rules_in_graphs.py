@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, distributions, nn
@@ -11,11 +9,9 @@ from torch._dynamo.testing import CompileCounter
 
 import masked_dispatch as md
 from adaptive_softmax import rows_and_classes, without_second_row
-from functions_of_one_matrix import OF_ONE_MATRIX
-from functions_of_torch_sparse import SAME, example
-from padded_slices import matrices, same, wrapped
+from padded_slices import same
 from ragged_samples import ragged, stack
-from recurrent_networks import FEATURES, HIDDEN, TIME, hidden, network, states, steps
+from recurrent_networks import hidden, network, states, steps
 from recurrent_networks import shown as filled
 from three_numbers import shown, some
 
@@ -41,14 +37,6 @@ def test_windows_of_padding():
     assert torch.equal(outer(batch).detach(), expected.detach())
 
 
-@pytest.mark.parametrize("name", ["mm", "addmm", "sum along 0", "softmax", "hspmm"])
-def test_a_function_of_torch_sparse_is_the_same_in_a_graph(name: str) -> None:
-    function, same = SAME[name]
-    x = example("dense").detach()
-    run = torch.compile(function, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(run(x).to_tensor(0), same(x).to_tensor(0))
-
-
 @pytest.mark.parametrize("name", ["lstm", "gru", "rnn_relu"])
 def test_compiled_where_torch_compiles_recurrent_networks(name):
     """It refuses the modules, whatever they are given, until it is told to allow them."""
@@ -72,22 +60,6 @@ def test_compiled_where_torch_compiles_recurrent_networks(name):
         torch.testing.assert_close(filled(x.grad), filled(y.grad))
 
 
-def test_a_loop_over_a_cell_is_compiled():
-    torch.manual_seed(0)
-    cell = nn.LSTMCell(FEATURES, HIDDEN)
-    data, mask = steps()
-
-    def run(x):
-        state = None
-        for t in range(TIME):
-            state = cell(x[t], state)
-        return state[0]
-
-    x = hidden(data.float(), mask)
-    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)(x)
-    torch.testing.assert_close(filled(compiled), filled(run(x)))
-
-
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_log_prob_of_adaptive_softmax_was_plain(adaptive: tuple[nn.Module, Tensor, Tensor], backend: str) -> None:
     layer, x, _ = adaptive
@@ -108,18 +80,6 @@ def test_a_vector_as_triangular_matrix_was_plain(backend: str) -> None:
 def test_copy_takes_a_number_in_a_graph(backend: str) -> None:
     run = torch.compile(lambda x: x.clone().copy_(2.0), backend=backend, fullgraph=True)
     assert shown(run(some(1, 2, 3))) == [2, 2, 2]
-
-
-@pytest.mark.parametrize("name", ["inv", "svdvals", "cholesky", "lu"])
-def test_a_function_of_one_matrix(name: str) -> None:
-    function = OF_ONE_MATRIX[name]
-    data, mask = matrices()
-    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-    x, y = wrapped(data, mask, math.nan), wrapped(data, mask, math.nan)
-    result, wanted = compiled(x), function(y)
-    same(result, wanted.get_data(), wanted.get_mask())
-    (slope,), (expected,) = (torch.autograd.grad(r.sum(), t) for r, t in ((result, x), (wanted, y)))
-    same(slope, expected.get_data(), mask)
 
 
 def bags_of(batch: int, length: int) -> md.MaskedTensor:

@@ -1,4 +1,7 @@
-"""torch.nn's attention and Transformer modules on padded batches, in train and in eval, against each sequence alone."""
+"""Attention: torch.nn's modules on padded batches, in train and in eval, against each sequence alone; the fused kernel.
+
+Which keys a query attends to under which masks, with its gradients, the laws ask (P2, P3, P5).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ import math
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from bare_records import apply, seen
 from masked_dispatch import MaskedSemanticsError, as_masked_tensor, is_masked_tensor, masked_tensor
+from op_registry.authoring import Dense
 
 LENGTHS = (6, 4, 1)
 BATCH, TIME, WIDTH = 3, 6, 8
@@ -149,3 +156,90 @@ def test_attention_to_nothing_is_blind_to_invalid_queries(garbage):
     attended = nn.functional.scaled_dot_product_attention(query, nothing, nothing)
     assert attended.get_mask().equal(mask)
     assert attended.to_tensor(0).equal(torch.zeros(2, 3, 4))
+
+
+# --------------------------------------------------------------------------------------- scaled_dot_product_attention
+
+
+aten = torch.ops.aten
+
+
+def test_an_attn_mask_may_be_masked_itself():
+    q, k, v = (torch.randn(3, 2), torch.randn(4, 2), torch.randn(4, 2))
+    for given in (torch.ones(3, 4, dtype=torch.bool), torch.zeros(3, 4)):
+        known = torch.rand(3, 4) < 0.6
+        known[0] = False
+        garbage = torch.where(known, given, False if given.dtype is torch.bool else math.nan)
+        result = apply(
+            aten.scaled_dot_product_attention.default,
+            Dense(q),
+            Dense(k),
+            Dense(v),
+            Dense(garbage, known.to(torch.int8)),
+        )
+        mask, values = seen(result)
+        assert mask.any(-1).tolist() == known.any(-1).tolist()
+        torch.testing.assert_close(values[1:], F.scaled_dot_product_attention(q, k, v, known)[1:])
+
+
+def test_a_query_that_attn_mask_leaves_without_keys_is_as_in_torch():
+    torch.manual_seed(0)
+    q, k, allowed = torch.randn(2, 4), torch.randn(3, 4), torch.tensor([[True] * 3, [False] * 3])
+    for known in (torch.tensor([[True], [False], [True]]), torch.rand(3, 4) < 0.6):
+        keys = masked_tensor(torch.where(known, k, math.nan), known)
+        found = F.scaled_dot_product_attention(q, keys, keys, allowed)
+        assert found.get_mask().all()
+        torch.testing.assert_close(found[1].to_tensor(9), F.scaled_dot_product_attention(q, k, k, allowed)[1])
+
+
+def test_a_query_without_a_valid_key_gets_a_finite_gradient():
+    q, known = torch.ones(2, 3, 4, requires_grad=True), torch.tensor([[[True], [False]], [[False], [False]]])
+    for mask in (known, known.expand(2, 2, 4) & (torch.arange(4) > 1)):
+        keys = masked_tensor(torch.where(mask, torch.ones(2, 2, 4), math.nan), mask)
+        found = F.scaled_dot_product_attention(q, keys, keys)
+        assert found.get_mask().any(-1).tolist() == [[True] * 3, [False] * 3]
+        (gradient,) = torch.autograd.grad(found.sum(), q)
+        assert gradient.isfinite().all()
+
+
+def test_grouped_queries_share_keys():
+    q, k, v = torch.randn(2, 4, 3, 2), torch.randn(2, 2, 5, 2), torch.randn(2, 2, 5, 2)
+    mask = torch.rand(2, 2, 5, 1) < 0.6
+    record_of_k, record_of_v = (Dense(torch.where(mask, t, math.nan), mask.to(torch.int8)) for t in (k, v))
+    grouped = apply(aten.scaled_dot_product_attention.default, Dense(q), record_of_k, record_of_v, enable_gqa=True)
+
+    def repeated(r):
+        return Dense(r.data.repeat_interleave(2, 1), r.validity.repeat_interleave(2, 1))
+
+    whole = apply(aten.scaled_dot_product_attention.default, Dense(q), repeated(record_of_k), repeated(record_of_v))
+    for mine, theirs in zip(seen(grouped), seen(whole), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_mask_by_token_reaches_the_kernel_as_one_by_key():
+    mask = (torch.rand(2, 1, 5, 1) < 0.5).to(torch.int8)
+    x = Dense(torch.randn(2, 3, 5, 4), mask)
+    seen_masks: list[Tensor] = []
+
+    class Kernel(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "flash_attention" in func._schema.name:
+                seen_masks.append(kwargs["attn_mask"])
+            return func(*args, **(kwargs or {}))
+
+    with Kernel():
+        result = apply(aten.scaled_dot_product_attention.default, x, x, x)
+    assert [m.shape for m in seen_masks] == [(2, 1, 1, 5)]
+    assert result.validity.shape == (2, 1, 5, 1)
+
+
+def test_attention_math_gives_weights_over_valid_keys():
+    q, k, v = torch.randn(3, 2), torch.randn(4, 2), torch.randn(4, 2)
+    known = torch.tensor([True, False, True, False])[:, None]
+    keys = Dense(torch.where(known, k, math.nan), known.to(torch.int8))
+    output, weights = apply(aten._scaled_dot_product_attention_math.default, Dense(q), keys, Dense(v))
+    mask, values = seen(weights)
+    assert torch.equal(mask, known.T.expand(3, 4))
+    kept = known[:, 0]
+    torch.testing.assert_close(values[:, kept], (q @ k[kept].T / math.sqrt(2)).softmax(-1))
+    torch.testing.assert_close(seen(output)[1], values[:, kept] @ v[kept])
