@@ -79,15 +79,20 @@ def install() -> None:
 # --------------------------------------------------------------------------------------- F.multi_head_attention_forward
 
 # torch implements the function of nn.MultiheadAttention in Python: dispatch only sees its operators. For masked tensors
-# in eager mode we call the operator of op_registry/ops/attention/modules.py, if it computes the same.
+# in eager mode and in compiled regions, which keep a call of the function whole, we call the operator of
+# op_registry/ops/attention/modules.py, if it computes the same.
 
 lines_of_torch = F.multi_head_attention_forward
 _signature = inspect.signature(lines_of_torch)
 
 
 def has_masked_operand(*args: Any, **kwargs: Any) -> bool:
-    """Return whether a call in eager mode has a masked query, key or value."""
-    return not torch.compiler.is_compiling() and any(isinstance(a, MaskedTensor) for a in args[:3]) and plain_eager()
+    """Return whether a call in eager mode or in a compiled region has a masked query, key or value."""
+    if not any(isinstance(a, MaskedTensor) for a in args[:3]):
+        return False
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting()  # (an exported program keeps torch's lines)
+    return plain_eager()
 
 
 def multi_head_attention_forward(lines_of_torch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
