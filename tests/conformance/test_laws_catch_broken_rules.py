@@ -5,6 +5,7 @@ What is broken here is no way of a mutant (tests/thorough/conformance/test_mutan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, broadcast_shapes
 
+import op_registry
 from op_registry import registry
-from op_registry.authoring import Dense
+from op_registry.authoring import Dense, Equation, contraction
 from op_registry.conformance.compare import difference
 from op_registry.conformance.law import outcome_of
 from op_registry.conformance.laws import LAWS
@@ -472,3 +474,62 @@ def test_a_named_gap_is_no_failure(monkeypatch: pytest.MonkeyPatch, replace: Any
     replace(aten.mean.default, lambda x, *, dtype=None: mean_by_numel(x, None, dtype=dtype))
     monkeypatch.setitem(gaps.TABLE, "mean", (Gap("P2", "divides by all elements"),))
     assert outcomes("mean", "P2", records, monkeypatch) == []
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A contraction whose rule states another equation than its operator computes is noticed; the right one holds.
+
+EQUATIONS = torch.library.Library("equations", "DEF")
+EQUATIONS.define("gram(Tensor x, Tensor y) -> Tensor")
+EQUATIONS.define("three(Tensor x, Tensor y, Tensor z) -> Tensor")
+EQUATIONS.define("affine(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+EQUATIONS.define("twice(Tensor x, Tensor y) -> Tensor")
+EQUATIONS.impl("gram", lambda x, y: torch.einsum("bmk,bmn->bkn", x, y), "CompositeExplicitAutograd")
+EQUATIONS.impl("three", lambda x, y, z: torch.einsum("mk,kn,n->mn", x, y, z), "CompositeExplicitAutograd")
+EQUATIONS.impl(
+    "affine", lambda x, weight, bias: torch.nn.functional.linear(x, weight, bias), "CompositeExplicitAutograd"
+)
+EQUATIONS.impl("twice", lambda x, y: 2 * (x @ y), "CompositeExplicitAutograd")
+equations = torch.ops.equations
+
+Shapes = list[tuple[tuple[int, ...] | None, ...]]
+RIGHT: dict[str, tuple[Any, str, Shapes]] = {
+    "gram": (equations.gram, "bmk,bmn->bkn", [((2, 3, 4), (2, 3, 2))]),
+    "three factors": (equations.three, "mk,kn,n->mn", [((3, 4), (4, 2), (2,))]),
+    "affine": (equations.affine, "*k,nk,+->*n", [((3, 4), (2, 4), (2,)), ((2, 3, 4), (2, 4), None)]),
+}
+WRONG: dict[str, tuple[Any, str, Shapes, str]] = {
+    "another letter contracted": (equations.gram, "bmk,bnk->bmn", [((2, 3, 3), (2, 3, 3))], "values differ"),
+    "batch taken for contracted": (equations.gram, "bmk,bmn->kn", [((2, 3, 4), (2, 3, 2))], "its result has shape"),
+    "contracted taken for batch": (equations.gram, "bmk,bmn->mkn", [((3, 3, 3), (3, 3, 3))], "values differ"),
+    "an operand left out": (equations.affine, "*k,nk,+->*k", [((2, 2, 2), (2, 2), (2,))], "values differ"),
+    "a factor taken for added": (equations.three, "mk,kn,+->mn", [((3, 4), (4, 2), (2,))], "values differ"),
+    "a coefficient": (equations.twice, "mk,kn->mn", [((3, 4), (4, 2))], "values differ"),
+    "other sizes": (equations.gram, "bmk,bnm->bkn", [((2, 3, 4), (2, 3, 2))], "dimensions of sizes"),
+    "other ranks": (equations.gram, "mk,mn->kn", [((2, 3, 4), (2, 3, 2))], r"operands of \[3, 3\] dimensions"),
+}
+
+
+def verdict_of(op: Any, equation: str, shapes: Shapes, laws: tuple[str, ...]) -> Any:
+    with registry.overlay():
+        rule = contraction(op, dims=Equation(equation))
+
+        @rule.samples
+        def of_shapes(make: Any) -> Iterator[tuple[Any, ...]]:
+            for sizes in shapes:
+                yield tuple(None if size is None else make(size) for size in sizes)
+
+        return op_registry.check(op, laws=laws)
+
+
+@pytest.mark.parametrize(("op", "equation", "shapes"), RIGHT.values(), ids=RIGHT)
+def test_the_equation_of_an_operator_serves_it_in_every_storage(op: Any, equation: str, shapes: Shapes) -> None:
+    verdict = verdict_of(op, equation, shapes, ("P1", "P2", "P3", "P4", "P5"))
+    assert verdict, str(verdict)
+
+
+@pytest.mark.parametrize(("op", "equation", "shapes", "said"), WRONG.values(), ids=WRONG)
+def test_another_equation_is_noticed(op: Any, equation: str, shapes: Shapes, said: str) -> None:
+    verdict = verdict_of(op, equation, shapes, ("P2",))
+    assert not verdict
+    assert re.search(said, str(verdict)), str(verdict)
