@@ -97,10 +97,10 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
 
 def _follower(call: Bound, labels: Labels) -> Follower:
     """What runs the call: it depends on what the operator does along dimensions that matter to an extent."""
-    follower = _of_statement(call, labels) or _along_positions(call, labels)
+    category, roles = call.rule.category, roles_of_positions(call, labels)
+    follower = _of_statement(call, labels) or _along_positions(call, labels, roles)
     if follower is not None:
         return follower
-    category, roles = call.rule.category, roles_of_positions(call, labels)
     if category is WHOLE_SLICES and roles - {None}:
         raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")
     if category is RECURRENT and roles & {"contracted", "each"}:
@@ -134,7 +134,7 @@ def _of_statement(call: Bound, labels: Labels) -> Follower | None:
     return None
 
 
-def _along_positions(call: Bound, labels: Labels) -> Follower | None:
+def _along_positions(call: Bound, labels: Labels, roles: set[str | None]) -> Follower | None:
     """What runs a call that acts on each sample's own positions, or along dimensions that number samples."""
     if depends_at(call, labels, "moved"):
         return samples.moved
@@ -144,7 +144,7 @@ def _along_positions(call: Bound, labels: Labels) -> Follower | None:
         raise refuse(call, "windows of each sample's own size would give results of other sizes")
     if labels.windows and depends_at(call, labels, "window"):
         return samples.in_whole_windows
-    if "window" in roles_of_positions(call, labels):
+    if "window" in roles:
         return samples.windowed
     if "reduced" in map(labels.roles.get, labels.windows):
         return integrated
@@ -192,13 +192,12 @@ def check_counts(call: Bound, labels: Labels) -> None:
     An argument may count them of several operands, as ``is_causal`` does queries and keys: then it is enough that all
     have their samples at the same places. (Packed rows are compared by their places in the sample.)
     """
-    records = records_of(call)
     counting = ("counted", "selected") if call.rule.category is ASSIGNMENT else ("counted",)
+    counted = {n: {*counts} for n, counts in labels.counts.items() if call.named.get(n) is True}
     own = {a for a, role in labels.roles.items() if role in counting}
-    counted = {"": own} | {n: {*counts} for n, counts in labels.counts.items() if call.named.get(n) is True}
-    for name, of in counted.items():
+    for name, of in (counted | {"": own} if own else counted).items():
         given = []
-        for operand, record in records.items():
+        for operand, record in records_of(call).items():
             dims = [d for d, dim in enumerate(labels.operands[operand]) if not of.isdisjoint(atoms(dim))]
             if not name or (len(dims) == 1 and isinstance(record, Dense)):
                 given.append([(f, d) for f in factors_of(record) for d in f.positions if d in dims])
