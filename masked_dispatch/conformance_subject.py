@@ -18,8 +18,7 @@ from op_registry.conformance.subject import Subject
 from op_registry.extents.found import padded
 from op_registry.records.dense import Dense
 from op_registry.records.zeros import known_zero, remember_zero
-from op_registry.sparse.layout import COO, Layout
-from op_registry.sparse.layout_registry import layout_called
+from op_registry.sparse.layout import COO, Layout, layout_called
 
 # COO with one sparse dimension, the others dense.
 HYBRID = "hybrid"

@@ -25,7 +25,7 @@ class Bound:
     op     the overload
     rule   its rule; None in a dense rule's own function, which asks for neither labels nor the rule's run
     named  all arguments by name
-    form   what plans may depend on, once it has been asked for (sparse/plans.py)
+    form   what plans may depend on, once it has been asked for (sparse/lowering.py)
     """
 
     rule: Rule

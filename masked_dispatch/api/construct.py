@@ -26,8 +26,8 @@ from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.records.validity import intersect
+from op_registry.sparse.convert import remember_lengths
 from op_registry.sparse.layout import OF_TORCH
-from op_registry.sparse.record import remember_lengths
 
 
 class SupportsArray(Protocol):

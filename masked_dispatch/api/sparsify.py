@@ -1,7 +1,7 @@
 """Sparsely stored tensors of the elements that meet a condition. The others are absent: invalid, not 0.
 
 None of these functions allocates a dense result, or indices for the whole tensor: the condition takes one byte per
-element, and the conversion (op_registry/sparse/convert.py) reads it in chunks. Only selected elements get gradients.
+element, and the conversion (op_registry/sparse/compaction.py) reads it in chunks. Only selected elements get gradients.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced, savable, traced_elsewhere
 from op_registry.records.validity import as_int8, intersect
 from op_registry.records.zeros import hand_on
-from op_registry.sparse.pattern import Pattern
+from op_registry.sparse.record import Pattern
 
 
 class Context(Protocol):

@@ -33,13 +33,11 @@ from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import unite
 from op_registry.records.zeros import known_zero, remember_zero
-from op_registry.sparse.coalesce import merge_duplicates
-from op_registry.sparse.coordinates import ravel, unravel
+from op_registry.sparse.coordinates import merge_duplicates, ravel, unravel
 from op_registry.sparse.layout import COO, OF_TORCH
 from op_registry.sparse.lookup_gradient import Wrapper, set_wrappers
-from op_registry.sparse.pattern import Pattern
 from op_registry.sparse.permuted import AnyRecord, sum_of_any_order, to_dense
-from op_registry.sparse.record import NotLowered, Sparse
+from op_registry.sparse.record import NotLowered, Pattern, Sparse
 
 
 def of_torch_sparse(tensor: Tensor) -> Sparse:

@@ -34,11 +34,10 @@ from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.fill import fill_where_invalid, zero_where_invalid
 from op_registry.records.spread import broadcast_back
 from op_registry.records.validity import as_int8, intersect
-from op_registry.sparse.elementwise import align_to
 from op_registry.sparse.layout import OF_TORCH
-from op_registry.sparse.pattern import Pattern
+from op_registry.sparse.on_values import align_to
 from op_registry.sparse.permuted import AnyRecord, Permuted, sparse_dims_first, to_base_order, to_dense
-from op_registry.sparse.record import NotLowered, Sparse
+from op_registry.sparse.record import NotLowered, Pattern, Sparse
 
 
 class SparseContext(Context, Protocol):

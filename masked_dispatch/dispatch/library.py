@@ -41,10 +41,9 @@ from op_registry.records.fill import fill_where_invalid
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool
 from op_registry.records.zeros import memory_exposed
-from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.layout import COO, DENSE
-from op_registry.sparse.layout_registry import layout_named
-from op_registry.sparse.pattern import Pattern
+from op_registry.sparse.convert import to_layout, with_sparse_dims
+from op_registry.sparse.layout import COO, DENSE, layout_named
+from op_registry.sparse.on_values import align_to
 from op_registry.sparse.permuted import (
     AnyRecord,
     Permuted,
@@ -53,7 +52,7 @@ from op_registry.sparse.permuted import (
     sparse_dims_first,
     to_dense,
 )
-from op_registry.sparse.record import NotLowered, Sparse, to_layout, with_sparse_dims
+from op_registry.sparse.record import NotLowered, Pattern, Sparse
 
 _library = Library("masked_dispatch", "DEF")
 

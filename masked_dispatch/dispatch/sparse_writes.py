@@ -14,10 +14,11 @@ from op_registry.extents.factors import with_extent
 from op_registry.extents.found import in_layout
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_bool
-from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.gather_scatter import gather, scatter_
+from op_registry.sparse.convert import to_layout, with_sparse_dims
+from op_registry.sparse.coordinates import gather, scatter_
+from op_registry.sparse.on_values import align_to
 from op_registry.sparse.permuted import AnyRecord, Permuted, to_dense
-from op_registry.sparse.record import Sparse, to_layout, with_sparse_dims
+from op_registry.sparse.record import Sparse
 
 
 def update_elements(target: Tensor, result: SparseMaskedTensor) -> Tensor:

@@ -14,19 +14,18 @@ from op_registry.extents.writes import extent_under
 from op_registry.records.dense import Dense
 from op_registry.records.dims import shape_alone
 from op_registry.records.validity import as_int8, intersect
-from op_registry.sparse.compose import call
-from op_registry.sparse.elements import lookup, valid_elements_of
-from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.layout_registry import layout_named
-from op_registry.sparse.permuted import to_dense
-from op_registry.sparse.record import (
-    NotLowered,
-    Sparse,
+from op_registry.sparse.convert import (
     from_coordinates,
     from_dense,
+    lookup,
     to_layout,
+    valid_elements_of,
     without_invalid,
 )
+from op_registry.sparse.layout import layout_named
+from op_registry.sparse.on_values import align_to, call
+from op_registry.sparse.permuted import to_dense
+from op_registry.sparse.record import NotLowered, Sparse
 
 aten = torch.ops.aten
 

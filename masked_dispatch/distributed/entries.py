@@ -22,10 +22,10 @@ from masked_dispatch.distributed.records import identity_of, on_wire, result_of,
 from masked_dispatch.distributed.transport import in_bytes
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8
+from op_registry.sparse.convert import from_coordinates, to_layout, unpadded_elements, without_invalid
 from op_registry.sparse.coordinates import ravel, unravel
 from op_registry.sparse.layout import Layout, grid_of
-from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.record import Sparse, from_coordinates, to_layout, unpadded_elements, without_invalid
+from op_registry.sparse.record import Pattern, Sparse
 
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,

@@ -13,7 +13,7 @@ from masked_dispatch.interop.crossing import OF_NUMPY, as_masked, check_leaving,
 from masked_dispatch.interop.numpy_arrays import tensor_of_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.sparse.compressed import torch_compressed
+from op_registry.sparse.layout import torch_compressed
 
 COMPRESSED = {
     "csr": (torch.sparse_csr, scipy.sparse.csr_array),

@@ -30,13 +30,11 @@ from op_registry.records.fill import fill_where_invalid
 from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
-from op_registry.sparse.compressed import CSR, Compressed
-from op_registry.sparse.elementwise import align_to
-from op_registry.sparse.layout import COO, Layout
-from op_registry.sparse.layout_registry import layout_named, layout_of
-from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.record import NotLowered, Sparse, coalesce, without_invalid
-from op_registry.sparse.well_formed import problem_of_compressed
+from op_registry.sparse.convert import coalesce, without_invalid
+from op_registry.sparse.coordinates import problem_of_compressed
+from op_registry.sparse.layout import COO, CSR, Compressed, Layout, layout_named, layout_of
+from op_registry.sparse.on_values import align_to
+from op_registry.sparse.record import NotLowered, Pattern, Sparse
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dense import Dense
 from op_registry.records.fill import fill_where_invalid
 from op_registry.records.validity import as_bool
-from op_registry.sparse.gather_scatter import gather, scatter_
-from op_registry.sparse.pattern import pattern_of
-from op_registry.sparse.record import Sparse, to_layout
+from op_registry.sparse.convert import to_layout
+from op_registry.sparse.coordinates import gather, scatter_
+from op_registry.sparse.record import Sparse, pattern_of
 
 
 class Elements:

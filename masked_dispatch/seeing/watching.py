@@ -33,7 +33,7 @@ from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import remove_module_hook
 from op_registry.extents import slices
-from op_registry.sparse.record import on_dense
+from op_registry.sparse.convert import on_dense
 
 _recorders: contextvars.ContextVar[tuple[Recorder, ...]] = contextvars.ContextVar("masked_dispatch.traces", default=())
 # The recorders of all threads.

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from op_registry.sparse.layout import DENSE
-from op_registry.sparse.layout_registry import layout_named
+from op_registry.sparse.layout import DENSE, layout_named
 
 
 def converted(operator: str, *args: Any, layout: str, block: Sequence[int] | None) -> Any:

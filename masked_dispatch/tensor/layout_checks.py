@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from op_registry.sparse.layout import DENSE, Layout
-from op_registry.sparse.layout_registry import layout_names, layout_of
+from op_registry.sparse.layout import DENSE, Layout, layout_names, layout_of
 
 
 def check_layout(

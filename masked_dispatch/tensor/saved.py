@@ -17,10 +17,9 @@ from torch import Tensor
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from op_registry import MaskedSemanticsError
 from op_registry.records.tracing import being_traced
-from op_registry.sparse.layout import Layout
-from op_registry.sparse.layout_registry import layout_named, layout_names
-from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.well_formed import INDEX_DTYPES
+from op_registry.sparse.coordinates import INDEX_DTYPES
+from op_registry.sparse.layout import Layout, layout_named, layout_names
+from op_registry.sparse.record import Pattern
 
 
 def check_saved(problem: str | None) -> None:

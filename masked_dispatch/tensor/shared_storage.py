@@ -10,7 +10,7 @@ from torch import Tensor
 from op_registry.records.dense import Dense
 from op_registry.records.extent import Extent
 from op_registry.records.tracing import savable
-from op_registry.sparse.pattern import Pattern
+from op_registry.sparse.record import Pattern
 
 
 class Stored(NamedTuple):

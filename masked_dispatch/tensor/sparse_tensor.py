@@ -33,11 +33,9 @@ from op_registry.extents.pieces import Known, serves
 from op_registry.records.dense import Dense
 from op_registry.records.extent import Extent
 from op_registry.records.tracing import being_traced
-from op_registry.sparse.layout import DENSE, Layout
-from op_registry.sparse.layout_registry import layout_named, version_of
-from op_registry.sparse.pattern import Pattern
+from op_registry.sparse.layout import DENSE, Layout, layout_named, version_of
 from op_registry.sparse.permuted import AnyRecord, Permuted, base_shape_of, groups_of
-from op_registry.sparse.record import Sparse
+from op_registry.sparse.record import Pattern, Sparse
 
 # A compiled graph guards on these: the layout's name, the number of sparse dimensions, the block size, the order of
 # dimensions, the version of the rules (and of a third-party layout), the densify policy, the mode of `updates`, and the

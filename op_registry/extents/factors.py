@@ -22,12 +22,11 @@ from op_registry.records.extent import (
     maybe_empty,
 )
 from op_registry.records.validity import as_bool, as_int8, intersect, unite
-from op_registry.sparse.elements import elements_at
-from op_registry.sparse.elementwise import align_to
+from op_registry.sparse.convert import elements_at, with_sparse_dims
 from op_registry.sparse.layout import Layout
-from op_registry.sparse.pattern import Pattern
+from op_registry.sparse.on_values import align_to
 from op_registry.sparse.permuted import AnyRecord, Permuted, shown
-from op_registry.sparse.record import Sparse, with_sparse_dims
+from op_registry.sparse.record import Pattern, Sparse
 
 
 def factors_of(record: AnyRecord) -> tuple[Factor, ...]:

@@ -41,9 +41,10 @@ from op_registry.records.extent import (
 )
 from op_registry.records.tracing import assert_when_run, computed_at_once, may_be_read, recording
 from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.sparse.convert import from_dense, to_layout
 from op_registry.sparse.layout import Block, Layout
 from op_registry.sparse.permuted import AnyRecord, keeps_dims_in_view, shown
-from op_registry.sparse.record import Sparse, from_dense, to_layout
+from op_registry.sparse.record import Sparse
 
 
 def padded(record: AnyRecord, extent: Tensor | None, dims: Sequence[int] | None, samples: int = 0) -> Any:

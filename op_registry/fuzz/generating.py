@@ -34,7 +34,7 @@ FEWEST_STEPS = 3
 ATTEMPTS = 60
 LARGEST = 400_000  # elements of a value
 # Shapes beyond the sizes from which conversions, fills, sorts and sums over stored elements work in chunks
-# (op_registry/sparse/convert.py, coalesce.py, segment_kernels.py, op_registry/records/fill.py), and one for which
+# (op_registry/sparse/compaction.py, coordinates.py, segments.py, op_registry/records/fill.py), and one for which
 # distances do (op_registry/ops/contractions/distances.py).
 LARGE = ((40, 4096), (3, 300, 200), (70_000, 2), (2, 70_000))
 SHARE_OF_LARGE = 0.02

@@ -28,15 +28,13 @@ from op_registry.records.tracing import gradients_may_flow, has_values
 from op_registry.records.validity import as_int8, intersect
 from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.rule import Category, packet_name
-from op_registry.sparse.by_rows import ON_STORED_ROWS
 from op_registry.sparse.contraction import BY_ELEMENTS, BY_EQUATION
-from op_registry.sparse.elementwise import ON_PERMUTED_VALUES
-from op_registry.sparse.elementwise import ON_VALUES as ELEMENTWISE_LOWERING
 from op_registry.sparse.lowering import first_of
+from op_registry.sparse.on_values import ON_PERMUTED_VALUES, ON_STORED_ROWS
+from op_registry.sparse.on_values import ON_VALUES as ELEMENTWISE_LOWERING
 from op_registry.sparse.permuted import Permuted
-from op_registry.sparse.permuted_slices import SLICEWISE_ON_BASE
 from op_registry.sparse.record import Sparse
-from op_registry.sparse.slicewise import SLICEWISE
+from op_registry.sparse.slicewise import SLICEWISE, SLICEWISE_ON_BASE
 from op_registry.traits import NO_TRAITS, Traits
 
 Operator = OpOverload | OpOverloadPacket

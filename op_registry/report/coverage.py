@@ -38,10 +38,9 @@ from op_registry.registry import registry
 from op_registry.resolve import resolve
 from op_registry.rule import takes_tensor
 from op_registry.schema import single_form
-from op_registry.sparse.by_rows import ON_STORED_ROWS
 from op_registry.sparse.contraction import BY_ELEMENTS, BY_EQUATION
-from op_registry.sparse.elementwise import ON_VALUES
 from op_registry.sparse.lowering import alternatives
+from op_registry.sparse.on_values import ON_STORED_ROWS, ON_VALUES
 from op_registry.sparse.record import Sparse
 from op_registry.sparse.slicewise import ON_DENSE_DIMS, ON_PADDED_ROWS
 

@@ -42,11 +42,11 @@ from op_registry.report.names import Named, Operator, UnknownName, named, operat
 from op_registry.resolve import Meaning, resolve
 from op_registry.rule import Gap, InsideRule, Rule, in_dispatcher, packet_name, path_in_package, takes_tensor
 from op_registry.schema import single_form
-from op_registry.sparse.layout import Layout
-from op_registry.sparse.layout_registry import BUILT_IN
+from op_registry.sparse.convert import from_dense
+from op_registry.sparse.layout import BUILT_IN, Layout
 from op_registry.sparse.lowering import ForRule, OnCall, lowering_of, never, run_lowering, run_sparsely, ways_of
 from op_registry.sparse.permuted import Permuted
-from op_registry.sparse.record import NotLowered, Sparse, from_dense
+from op_registry.sparse.record import NotLowered, Sparse
 
 WIDTH = 120
 HOW = {"each of a list": "the operator on each element of a list"}

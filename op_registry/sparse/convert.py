@@ -1,299 +1,491 @@
-"""Dense → sparse in two passes, count and write, a chunk at a time: no index tensor of the dense size is allocated.
+"""Conversions of sparse records: to dense storage and back, to other layouts and other numbers of sparse dimensions.
 
-The order of a layout is that of some two-dimensional listing: of rows (COO, CSR), of columns (CSC), of rows or columns
-of blocks (BSR, BSC); batches add more rows or columns. A listing is cut into chunks that stay in a core's cache. The
-first pass gives the size of the result, and each chunk writes its part of it.
-
-The positions of the stored elements of a chunk are found in one of three ways, which differ in speed only:
-
-    few stored    eight mask bytes at a time, then byte by byte in words that are not zero
-    many stored   without branches: each element writes its position to the slot given by the running count, elements
-                  that are not stored to a slot that is discarded. A loop with a branch would mispredict every other
-                  element of a random mask, which costs more than everything else
-    otherwise     torch's nonzero: on other devices, and with several threads
-
-Functions take an int8 mask, (*batch, rows, columns), and `carried` tensors, whose leading dimensions are the mask's.
-They return the index tensors of what the mask selects, and the elements of the carried tensors there.
+Records are also made of elements at coordinates, read as such, and expanded to larger shapes. Nothing of the dense
+tensor's size is allocated where the result is sparse.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from op_registry.dimensions.sizes import known_to_hold
+from op_registry.errors import MaskedSemanticsError
+from op_registry.records.accumulate import accumulate, dtype_of_sum
+from op_registry.records.broadcast import aligned_validity, full_mask
 from op_registry.records.dense import Dense
-from op_registry.records.tracing import being_traced
-from op_registry.records.validity import as_bool
+from op_registry.records.dims import shape_alone
+from op_registry.records.dtypes import accumulation_dtype, on_signed_bits
+from op_registry.records.kept import kept_with, once_in_graph
+from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow
+from op_registry.records.validity import as_bool, as_int8
+from op_registry.sparse.compaction import BITS, in_chunks, sorted_order, to_block_grid
+from op_registry.sparse.coordinates import (
+    Coordinates,
+    gather,
+    merge_duplicates,
+    ravel,
+    sums_of_rows,
+    unique_keys,
+    unravel,
+)
+from op_registry.sparse.layout import COO, Layout
+from op_registry.sparse.record import NotLowered, Pattern, Sparse, pattern_of
 
-# Elements of a chunk: its mask, positions and values fit a second-level cache. If little is stored, and for
-# column-major order, larger chunks cost less per element, up to a small fraction of the tensor.
-CHUNK = 2**17
-LARGE_CHUNK = 2**19
+if TYPE_CHECKING:
+    pass
 
-
-def _large_chunk(numel: int) -> int:
-    return max(CHUNK, min(LARGE_CHUNK, numel // 64))
-
-
-# Smaller tensors are converted by a few torch calls, whose fixed costs dominate.
-SMALL = 2**16
-# Integer dtypes by width in bytes, as which elements are moved: not every kernel supports every dtype.
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def in_chunks(x: Dense) -> bool:
-    """Whether to convert a record chunk by chunk: it is large, and its values can be read."""
-    unknown = being_traced(x.data) or x.device.type == "meta"
-    return not unknown and x.data.numel() > SMALL
-
-
-def to_block_grid(t: Tensor, dims: int, block: tuple[int, int]) -> Tensor:
-    """A tensor with `dims` sparse dimensions as a grid of blocks, (*batch, grid rows, grid columns, *block, *dense)."""
-    rows, columns = block
-    batch, (height, width), dense = t.shape[: dims - 2], t.shape[dims - 2 : dims], t.shape[dims:]
-    split = t.reshape(*batch, height // rows, rows, width // columns, columns, *dense)
-    return split.transpose(dims - 1, dims)
+# ------------------------------------------------------------------------------------------------------ dense storage
 
 
-def positions(mask: Tensor, stored: int) -> Tensor:
-    """The positions of the ones of an int8 mask (n,), `stored` of them: int64, ascending."""
-    n = mask.shape[0]
-    if mask.device.type != "cpu" or torch.get_num_threads() > 2:
-        return as_bool(mask).nonzero()[:, 0]
-    if stored * 16 > n:
-        slot = mask.cumsum(0, dtype=torch.int64).mul_(mask)
-        return slot.new_empty(stored + 1).scatter_(0, slot, torch.arange(n))[1:]
-    if n % 8 or mask.storage_offset() % 8:
-        return as_bool(mask).nonzero()[:, 0]
-    word = mask.view(torch.int64).nonzero()[:, 0]
-    byte = as_bool(mask.view(-1, 8).index_select(0, word)).view(-1).nonzero()[:, 0]
-    return word.index_select(0, byte >> 3).mul_(8).add_(byte & 7)
+# Called with every record that is about to be stored densely, for whatever reason; traces watch it.
+on_dense: list[Callable[[Sparse], None]] = []
 
 
-def ones_by_row(mask: Tensor) -> Tensor:
-    """The number of ones in each row of an int8 mask (rows, columns): int64.
+def to_dense(x: Sparse) -> Dense:
+    """The same tensor with every element stored; the data of absent elements is zero."""
+    for watching in on_dense:
+        watching(x)
+    _check_that_memory_has_room(x)
+    pattern, values = x.pattern, x.values
+    position = once_in_graph(pattern.pieces[0], "listed positions", pattern.listed_positions, pattern)
+    data = _as_bits(lambda bits: _scatter_listed(x.pattern, position, bits), values.data)
+    if values.validity is not None:
+        return Dense(data, _scatter_listed(x.pattern, position, as_int8(full_mask(values))), x.extent)
 
-    Adds eight bytes at a time, in groups that cannot exceed 255 per byte: three times as fast as widening each byte.
+    def validity() -> Tensor:  # all stored values are valid: one per element is enough, broadcast over dense dimensions
+        valid = values.data.new_ones((position.shape[0], *(pattern.block or ())), dtype=torch.int8)
+        return _scatter_listed(pattern, position, valid)
+
+    found = once_in_graph(pattern.pieces[0], "dense validity", validity, pattern)
+    return Dense(data, found.reshape(*pattern.sizes, *(1 for _ in x.dense_sizes)), x.extent)
+
+
+def _check_that_memory_has_room(x: Sparse) -> None:
+    size = math.prod(x.shape) * x.dtype.itemsize
+    if isinstance(size, int) and size >= 2**63:
+        raise MaskedSemanticsError(
+            f"a tensor of shape {tuple(x.shape)} and dtype {x.dtype} would have {size:,} bytes in dense storage, more "
+            "than int64 can number, and torch makes no such tensor. Work on what is stored (slices, reductions, "
+            "x.values()), or convert a part of it: x[:1000]."
+        )
+
+
+def _as_bits(move: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`move(x)`, where `move` writes single elements: as integers, if torch's kernels do not support the dtype of `x`.
+
+    Moves alone: sums of float8 would be wrong.
     """
-    words = mask.shape[1] // 8
-    group = next((g for g in (128, 64, 32, 16) if words % g == 0), 0)
-    if not group or mask.shape[1] % 8 or not mask.is_contiguous() or mask.storage_offset() % 8 or not words:
-        return mask.sum(1, dtype=torch.int32).to(torch.int64)
-    sums = mask.view(torch.int64).view(mask.shape[0], -1, group).sum(2)
-    return sums.view(torch.uint8).sum(1, dtype=torch.int64)
+    is_float8 = x.dtype.is_floating_point and x.dtype.itemsize == 1
+    return move(x.view(torch.int8)).view(x.dtype) if is_float8 else on_signed_bits(move, x)
 
 
-def _starts(counts: Tensor) -> Tensor:
-    """Where each row starts among all stored elements, followed by their number, from the counts of the rows."""
-    return torch.cat([counts.new_zeros(1, dtype=torch.int64), counts.reshape(-1).cumsum(0, dtype=torch.int64)])
+def placed(flat: Dense, slots: Tensor, size: int) -> Dense:
+    """Elements (n, *dense) at distinct `slots` among `size`; zeros elsewhere, which are invalid."""
+
+    def place(t: Tensor) -> Tensor:
+        return t.new_zeros((size, *t.shape[1:])).index_copy(0, slots, t)
+
+    return Dense(_as_bits(place, flat.data), place(as_int8(full_mask(flat))))
 
 
-def _spans(length: int, step: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, length, step):
-        yield start, min(start + step, length)
+def _scatter_listed(pattern: Pattern, position: Tensor, values: Tensor) -> Tensor:
+    """A dense tensor with the pattern's values at their positions, and zeros elsewhere."""
+    grid, inner = pattern.listed_sizes(), values.shape[1:]
+    dense = values.new_zeros((math.prod(grid), *inner)).index_copy_(0, position, values).reshape(*grid, *inner)
+    if pattern.block is None:
+        return dense
+    dense = dense.transpose(len(grid) - 1, len(grid))
+    return dense.reshape(*pattern.sizes, *inner[2:])
 
 
-# ------------------------------------------------------------------------------------------------------- row by row
+def from_dense(
+    x: Dense,
+    layout: Layout,
+    sparse_dim: int | None = None,
+    block: tuple[int, int] | None = None,
+) -> Sparse:
+    """The valid elements of `x` in `layout`, its last `x.ndim - sparse_dim` dimensions dense.
 
-
-def by_row(mask: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Where rows start and the columns in them (CSR), and the carried elements."""
-    starts, _, columns, gathered = row_by_row(mask, carried, with_rows=False)
-    return (starts, columns), gathered
-
-
-def coordinates_by_row(mask: Tensor, carried: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Coordinates (dimensions, stored) in row-major order (COO), and the carried elements."""
-    _, indices, _, gathered = row_by_row(mask, carried, with_rows=True)
-    assert indices is not None
-    if mask.ndim > 2:
-        for d, size in reversed(list(enumerate(mask.shape[1:-1], 1))):
-            torch.remainder(indices[0], size, out=indices[d])
-            indices[0] //= size
-    return indices, gathered
-
-
-def row_by_row(
-    mask: Tensor, carried: Sequence[Tensor], with_rows: bool
-) -> tuple[Tensor, Tensor | None, Tensor, list[Tensor]]:
-    """The selected elements in row-major order.
-
-    starts    where each row starts among them, (rows + 1,)
-    indices   if `with_rows`, (dimensions, stored): the flattened row number first, the column last; else None
-    columns   the last of those, (stored,)
-    gathered  the elements of each carried tensor
+    With dense dimensions, an element is stored if any of its values is valid; a block if any of its elements is.
     """
-    ndim, width = max(mask.ndim, 1), mask.shape[-1]
-    matrix = mask.reshape(math.prod(mask.shape[:-1]), width)
-    carried = [t.reshape(*matrix.shape, *t.shape[mask.ndim :]) for t in carried]
-    starts = _starts(ones_by_row(matrix))
-    stored = int(starts[-1])
-    indices = starts.new_empty((ndim, stored)) if with_rows else None
-    columns = starts.new_empty(stored) if indices is None else indices[-1]
-    gathered = [t.new_empty((stored, *t.shape[2:])) for t in carried]
-    few = stored * 16 <= matrix.numel()
-    chunk = _large_chunk(matrix.numel()) if few else CHUNK
-    chunk_rows, chunk_columns = max(1, chunk // max(width, 1)), min(max(width, 1), chunk)
-    column_of = None if few else torch.arange(chunk_columns, device=mask.device).repeat(chunk_rows)
-    bounds = [*starts[:-1:chunk_rows].tolist(), stored]
-    spans = zip(_spans(matrix.shape[0], chunk_rows), itertools.pairwise(bounds), strict=True)
-    for (top, bottom), (start, end) in spans:
-        begin = start
-        for left, right in _spans(width, chunk_columns):
-            if start == end:
-                continue
-            tile = matrix[top:bottom, left:right].reshape(-1)
-            stop = end if width <= chunk_columns else begin + int(tile.sum(dtype=torch.int64))
-            selected = positions(tile, stop - begin)
-            if column_of is None:
-                torch.remainder(selected, right - left, out=columns[begin:stop])
-            else:
-                torch.index_select(column_of, 0, selected, out=columns[begin:stop])
-            if left:
-                columns[begin:stop] += left
-            if indices is not None and ndim > 1:
-                torch.div(selected, right - left, rounding_mode="floor", out=indices[0, begin:stop])
-                indices[0, begin:stop] += top
-            for t, out in zip(carried, gathered, strict=True):
-                flat = t[top:bottom, left:right].reshape(-1, *t.shape[2:])
-                torch.index_select(flat, 0, selected, out=out[begin:stop])
-            begin = stop
-    return starts, indices, columns, gathered
+    dims = layout.default_dims(x.ndim) if sparse_dim is None else sparse_dim
+    if not layout.exact and not layout.blocks:
+        return to_layout(from_dense(x, layout.exact_sibling, dims), layout)
+    validity = aligned_validity(x)
+    if block is None and dims < x.ndim and (validity is None or math.prod(validity.shape[dims:]) == 1):
+        return _from_whole_elements(x, validity, layout, dims)
+    if block is not None:
+        layout.check_block(x.shape[:dims], block)
+    if in_chunks(x):
+        pattern, data, inner_validity = sparse_parts(x, layout, dims, block)
+        return Sparse(Dense(data, inner_validity), pattern)
+    listed = x if block is None else x.map(lambda t: to_block_grid(t, dims, block))
+    validity = listed.full_validity
+    valid = as_int8(torch.ones_like(listed.data, dtype=torch.int8) if validity is None else validity)
+    coordinates, pieces = layout.from_mask(_any_of_element(valid, dims))
+    inner_validity = valid[coordinates] if dims < listed.ndim and validity is not None else None
+    return Sparse(Dense(listed.data[coordinates], inner_validity), Pattern(layout, x.shape[:dims], pieces, block))
 
 
-# ------------------------------------------------------------------------------------------------- column by column
+def _any_of_element(valid: Tensor, dims: int) -> Tensor:
+    """An int8 mask of elements, or blocks, with a valid value: the maximum over the dimensions from `dims`."""
+    if dims == valid.ndim:
+        return valid
+    return valid.flatten(dims).amax(-1) if valid.numel() else valid.new_zeros(valid.shape[:dims])
 
 
-def by_column(mask: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Where columns start and the rows in them (CSC), and the carried elements."""
-    rows, columns = mask.shape[-2:]
-    if mask.numel() == 0:
-        starts = _starts(mask.new_zeros((*mask.shape[:-2], columns), dtype=torch.int64))
-        return (starts, starts.new_empty(0)), [t.new_empty((0, *t.shape[mask.ndim :])) for t in carried]
-    matrices = mask.reshape(-1, rows, columns)
-    carried = [t.reshape(*matrices.shape, *t.shape[mask.ndim :]) for t in carried]
-    stored = int(ones_by_row(matrices.reshape(-1, columns)).sum())
-    if stored * 64 <= matrices.numel():
-        return _few_by_column(matrices, carried)
-    return _column_by_column(matrices, carried, stored)
+def sparse_parts(
+    x: Dense, layout: Layout, dims: int, block: tuple[int, int] | None
+) -> tuple[Pattern, Tensor, Tensor | None]:
+    """Converts large `x`, its first `dims` dimensions sparse: pattern, values and their validity (None: all valid).
+
+    The values are differentiable if gradients may flow.
+    """
+    sizes = tuple(x.shape[:dims])
+    validity = x.full_validity
+    valid = x.data.new_ones((), dtype=torch.int8).expand(x.shape) if validity is None else as_int8(validity)
+    any_valid = _any_of_element(valid, dims)
+    stores_validity = validity is not None and (dims < x.ndim or block is not None)
+    data = [] if gradients_may_flow(x.data) else [x.data.detach().view(BITS.get(x.dtype.itemsize, x.dtype))]
+    carried = [*data, valid] if stores_validity else data
+    pieces, stored = layout.from_large_mask(any_valid, carried, block)
+    pattern = Pattern(layout, sizes, pieces, block)
+    inner_validity = stored[-1] if stores_validity else None
+    if data:
+        return pattern, stored[0].view(x.dtype), inner_validity
+    positions = ravel(pattern.listed_coordinates(), pattern.listed_sizes())
+    grid = x.data if block is None else to_block_grid(x.data, len(sizes), block)
+    values = grid.reshape(-1, *grid.shape[len(sizes) :]).index_select(0, positions)
+    return pattern, values, inner_validity
 
 
-def _few_by_column(mask: Tensor, carried: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Collected row by row, then sorted by column: for few elements, cheaper than transposing the mask."""
-    matrices, rows, columns = mask.shape
-    _, indices, _, gathered = row_by_row(mask, carried, with_rows=True)
-    assert indices is not None
-    row, column = indices[0], indices[-1]
-    if matrices > 1:
-        batch = row // rows
-        row, column = row - batch * rows, column + batch * columns
-    counts = torch.zeros(matrices * columns, dtype=torch.int64, device=mask.device)
-    counts.scatter_add_(0, column, torch.ones_like(column))
-    order = sorted_order(column, matrices * columns)
-    return (_starts(counts), row.index_select(0, order)), [t.index_select(0, order) for t in gathered]
+def _from_whole_elements(x: Dense, validity: Tensor | None, layout: Layout, dims: int) -> Sparse:
+    """`from_dense` if all values of an element have the same validity: one check per element, and one copy."""
+    sizes = tuple(x.shape[:dims])
+    lengths = _known_lengths(x) if dims == 2 else None
+    if validity is None:
+        positions = torch.arange(math.prod(sizes) if x.data.numel() else 0, device=x.device)
+    elif lengths is not None:
+        valid = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
+        positions = as_bool(valid).nonzero_static(size=sum(lengths))[:, 0]
+    else:
+        valid = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
+        positions = as_bool(valid).nonzero()[:, 0] if x.data.numel() else valid.new_zeros(0, dtype=torch.int64)
+    coordinates = unravel(positions, sizes)
+    if not layout.row_major:
+        order = layout.order_of(coordinates, sizes)
+        positions, coordinates = positions[order], tuple(c[order] for c in coordinates)
+    values = x.data.flatten(0, dims - 1) if dims > 1 else x.data
+    moved = on_signed_bits(lambda bits: bits.index_select(0, positions), values)
+    pattern = pattern_of(layout, coordinates, sizes)
+    if lengths is not None and layout.of_sequences:
+        pattern.cached("lengths", lambda: lengths)
+    return Sparse(Dense(moved), pattern)
 
 
-def sorted_order(keys: Tensor, bound: int) -> Tensor:
-    """The permutation that stably sorts keys in [0, bound); sorts in the narrowest dtype that holds them."""
-    if being_traced(keys):
-        return keys.sort(stable=True).indices  # choosing a dtype would guard on sizes
-    narrow = next((t for t in (torch.int16, torch.int32) if bound <= torch.iinfo(t).max), torch.int64)
-    return keys.to(narrow).sort(stable=True).indices
+def remember_lengths(validity: Tensor, lengths: Sequence[int]) -> None:
+    """How many elements each row of a mask (B, T, 1, ...) on a device has, which the host knows: storing them sparsely
+    then waits for nothing.
+    """
+    if not validity.is_inference():
+        kept_with(validity)[_LENGTHS] = list(lengths)
 
 
-def _column_by_column(
-    mask: Tensor, carried: Sequence[Tensor], stored: int
-) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Transposes tiles of some columns (or of some small matrices), and lists them as rows."""
-    matrices, rows, columns = mask.shape
-    chunk = _large_chunk(mask.numel())
-    tile_matrices = max(1, chunk // (rows * columns))
-    tile_columns, tile_rows = min(columns, max(1, chunk // rows)), min(rows, chunk)
-    step = max(1, CHUNK // 2 // tile_rows)  # columns of a tile listed at a time: the tile needs cache, too
-    row_of = torch.arange(tile_rows, device=mask.device).repeat(step)
-    counts = row_of.new_zeros((matrices, columns))
-    row_indices = row_of.new_empty(stored)
-    gathered = [t.new_empty((stored, *t.shape[3:])) for t in carried]
-    begin = 0
-    for (first, last), (left, right) in itertools.product(
-        _spans(matrices, tile_matrices), _spans(columns, tile_columns)
+_LENGTHS = ("lengths",)
+
+
+def _known_lengths(x: Dense) -> list[int] | None:
+    """What `remember_lengths` keeps of the mask of a record; None if nothing, or on a mask of other rows."""
+    mask = x.validity
+    if mask is None or not computed_at_once(mask) or mask.is_inference() or mask.shape[:2] != x.shape[:2]:
+        return None
+    return kept_with(mask).get(_LENGTHS) if mask.ndim == x.ndim and x.data.numel() else None
+
+
+# ---------------------------------------------------------------------------------------- other layouts and dimensions
+
+
+def to_layout(x: Sparse, layout: Layout, block: tuple[int, int] | None = None) -> Sparse:
+    """The same elements in another layout; nothing of the dense tensor's size is allocated."""
+    source, sizes = x.pattern.layout, x.pattern.sizes
+    if layout == source and block == x.pattern.block:
+        return x
+    if not layout.exact:
+        return _to_inexact(x, layout, block or (x.pattern.block if layout.blocks else None))
+    if layout.takes_pieces_of(source, x.pattern.ndim):
+        return Sparse(x.values, Pattern(layout, sizes, x.pattern.pieces))
+    flat, coordinates = unpadded_elements(x)
+    if not source.exact:
+        return from_coordinates(layout, coordinates, flat, sizes)
+    new_order, old_order = (side.index_order(range(x.pattern.ndim)) for side in (layout, source))
+    if new_order == old_order:
+        return Sparse(flat, pattern_of(layout, coordinates, sizes))
+    if new_order != (*old_order[:-2], *old_order[:-3:-1]):
+        return from_coordinates(layout, coordinates, flat, sizes)
+    # From row-major to column-major or back: a stable sort by all but the last index is enough.
+    extents = [sizes[d] for d in new_order[:-1]]
+    order = sorted_order(ravel([coordinates[d] for d in new_order[:-1]], extents), math.prod(extents))
+    return Sparse(flat.take_rows(order), pattern_of(layout, tuple(c[order] for c in coordinates), sizes))
+
+
+def with_sparse_dims(x: Sparse, dims: int) -> Sparse:
+    """The same elements with the first `dims` dimensions sparse: in COO, or `x` itself if it has as many.
+
+    Nothing of the dense tensor's size is allocated. NotLowered for more sparse dimensions while tracing.
+    """
+    sizes, additional = tuple(x.shape[:dims]), dims - x.pattern.ndim
+    if additional == 0:
+        return x
+    if additional > 0 and being_traced(x.values.data):
+        raise NotLowered("the number of valid elements in dense dimensions is not known while tracing")
+    flat, coordinates = unpadded_elements(x)
+    if additional > 0:
+        valid = as_bool(as_int8(full_mask(flat)))
+        any_valid = valid.flatten(1 + additional).any(-1) if valid.ndim > 1 + additional else valid
+        index = any_valid.nonzero(as_tuple=True)
+        all_coordinates = (*(c[index[0]] for c in coordinates), *index[1:])
+        values = flat.map(lambda t: t[index])
+        return from_coordinates(COO, all_coordinates, Dense(values.data) if dims == x.ndim else values, sizes)
+    unique, inverse = unique_keys(ravel(coordinates[:dims], sizes), math.prod(sizes))
+    index = (inverse, *coordinates[dims:])
+    shape = (unique.shape[0], *x.shape[dims:])
+    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_put(index, as_int8(full_mask(flat)))
+    data = on_signed_bits(lambda bits: bits.new_zeros(shape).index_put(index, bits), flat.data)
+    return Sparse(Dense(data, validity), pattern_of(COO, unravel(unique, sizes), sizes))
+
+
+def unpadded_elements(x: Sparse) -> tuple[Dense, Coordinates]:
+    """The values in storage order, (n, *dense), and their coordinates, without the padding of an inexact layout.
+
+    Elements without any valid value are dropped there: block layouts, for one, store them to complete their blocks. A
+    traced graph keeps them, since it would have to guard on their number.
+    """
+    flat, coordinates = x.flat, x.pattern.coordinates()
+    return (flat, coordinates) if x.pattern.layout.exact else drop_invalid(flat, coordinates)
+
+
+def drop_invalid(values: Dense, coordinates: Sequence[Tensor]) -> tuple[Dense, Coordinates]:
+    """The elements with a valid value, and their coordinates; all elements while tracing."""
+    if values.validity is None or being_traced(values.data):
+        return values, tuple(coordinates)
+    valid = as_bool(as_int8(values.full_validity))  # type: ignore[arg-type]
+    index = (valid.flatten(1).any(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
+    remaining = Dense(gather(values.data, (index,))) if values.ndim == 1 else values.take_rows(index)
+    return remaining, tuple(c[index] for c in coordinates)
+
+
+def without_invalid(x: Sparse) -> Sparse:
+    """The same record without elements or blocks that are fully invalid.
+
+    Unchanged while tracing, and in inexact layouts without blocks, which would store them again.
+    """
+    pattern = x.pattern
+    if x.values.validity is None or being_traced(x.values.data) or not (pattern.layout.exact or pattern.layout.blocks):
+        return x
+    values, coordinates = drop_invalid(x.values, tuple(c.to(torch.int64) for c in pattern.listed_coordinates()))
+    if values.shape[0] == x.values.shape[0]:
+        return Sparse(values, pattern)
+    pieces = pattern.layout.pieces_of(coordinates, pattern.listed_sizes(), pattern.pieces[0].dtype)
+    return Sparse(values, Pattern(pattern.layout, pattern.sizes, pieces, pattern.block))
+
+
+def _to_inexact(x: Sparse, layout: Layout, block: tuple[int, int] | None) -> Sparse:
+    """The same elements in an inexact layout, padded with invalid ones."""
+    sizes = x.pattern.sizes
+    if block is not None:
+        layout.check_block(sizes, block)
+    flat, coordinates = unpadded_elements(x)
+    pieces, slots = layout.cover(coordinates, sizes, block)
+    pattern = Pattern(layout, sizes, pieces, block)
+    return Sparse(placed(flat, slots, pattern.stored).map(pattern.fold), pattern)
+
+
+# ------------------------------------------------------------------------------------------ records from coordinates
+
+
+def from_coordinates(layout: Layout, coordinates: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
+    """A record of elements at distinct coordinates in any order; they are sorted to the order of `layout`."""
+    order = layout.order_of(coordinates, sizes)
+    return Sparse(flat.take_rows(order), pattern_of(layout, tuple(c[order] for c in coordinates), sizes))
+
+
+def coalesce(layout: Layout, coordinates: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
+    """A record of elements in which those at equal coordinates are accumulated: the sum of the valid ones, valid if one
+    of them is.
+
+    Half precision is summed in float32 and rounded once; bool is combined by logical or. The order of summation is that
+    of the elements.
+    """
+    extents = layout.index_order(sizes)
+    keys = ravel(layout.index_order(coordinates), extents)
+    if flat.validity is None and not being_traced(keys):
+        unique, data = merge_duplicates(keys, flat.data)
+        return Sparse(Dense(data), pattern_of(layout, layout.index_order(unravel(unique, extents)), sizes))
+    unique, inverse = unique_keys(keys, math.prod(extents))
+    shape = (unique.shape[0], *flat.shape[1:])
+    total = sums_of_rows(shape[0], inverse, flat.filled(0))
+    validity = flat.full_validity
+    if validity is not None:
+        zeros = torch.zeros(shape, dtype=torch.int32, device=flat.device)
+        validity = as_int8(zeros.index_add(0, inverse, validity.to(torch.int32)) > 0)
+    merged = layout.index_order(unravel(unique, extents))
+    return Sparse(Dense(total, validity), pattern_of(layout, merged, sizes))
+
+
+def sum_of_union(records: Sequence[Sparse]) -> Sparse:
+    """The sum of valid contributions, in the layout of the first record; see :func:`coalesce`."""
+    first = records[0]
+    dtype = dtype_of_sum([record.values.data for record in records])
+    if any(record.shape != first.shape for record in records):
+        raise NotLowered(f"records of shapes {[tuple(r.shape) for r in records]} are broadcast")
+    if all(record.pattern.same_as(first.pattern) for record in records):
+        return first.like(accumulate([record.values for record in records]))
+    dims = first.pattern.ndim
+    if being_traced(first.values.data) and (
+        not first.pattern.layout.exact or any(r.pattern.ndim != dims for r in records)
     ):
-        for top, bottom in _spans(rows, tile_rows):
-            tile, height = (slice(first, last), slice(top, bottom), slice(left, right)), bottom - top
-            tile_mask, sources = in_column_order(mask[tile]), [in_column_order(t[tile]) for t in carried]
-            by_line = ones_by_row(tile_mask.view(-1, height))
-            counts[first:last, left:right] += by_line.view(last - first, right - left)
-            bounds = _starts(by_line).add_(begin).tolist()
-            for first_line, end_line in _spans(by_line.shape[0], step):
-                begin, stop = bounds[first_line], bounds[end_line]
-                if begin == stop:
-                    continue
-                part = slice(first_line * height, end_line * height)
-                selected = positions(tile_mask[part], stop - begin)
-                torch.index_select(row_of, 0, selected, out=row_indices[begin:stop])
-                if top:
-                    row_indices[begin:stop] += top
-                for source, out in zip(sources, gathered, strict=True):
-                    torch.index_select(source[part], 0, selected, out=out[begin:stop])
-            begin = bounds[-1]
-    return (_starts(counts), row_indices), gathered
+        raise NotLowered("the number of blocks or rows of the sum is not known while tracing")
+    parts = [unpadded_elements(with_sparse_dims(r, dims)) for r in records]
+    coordinates = tuple(torch.cat(indices) for indices in zip(*(c for _, c in parts), strict=True))
+    flats = [Dense(flat.data.to(dtype), flat.validity) for flat, _ in parts]
+    layout = first.pattern.layout
+    total = coalesce(layout.exact_sibling, coordinates, concat_values(flats), first.pattern.sizes)
+    return to_layout(total, layout, first.pattern.block)
 
 
-def in_column_order(tile: Tensor) -> Tensor:
-    """The elements of matrices (n, rows, columns, …), column by column."""
-    if tile.shape[0] == 1 and tile.ndim == 3:
-        # Two copies are faster than one: torch transposes a matrix quickly only if it is contiguous.
-        return tile[0].contiguous().t().reshape(-1)
-    return tile.transpose(1, 2).reshape(-1, *tile.shape[3:])
+def concat_values(flats: Sequence[Dense], dim: int = 0) -> Dense:
+    """The concatenation of values along `dim`."""
+    data = torch.cat([flat.data for flat in flats], dim)
+    if all(flat.validity is None for flat in flats):
+        return Dense(data)
+    return Dense(data, torch.cat([as_int8(full_mask(flat)) for flat in flats], dim))
 
 
-# --------------------------------------------------------------------------------------------------------- by blocks
+# ------------------------------------------------------------------------------------------------------ single elements
 
 
-def by_block(
-    mask: Tensor, carried: Sequence[Tensor], block: tuple[int, int], by_column: bool
-) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
-    """Blocks with a selected element, whole: by rows of blocks (BSR), or by columns of blocks (BSC)."""
-    sizes, (rows, columns) = tuple(mask.shape), block
-    grid_rows, grid_columns = sizes[-2] // rows, sizes[-1] // columns
-    matrices = math.prod(sizes[:-2])
-    grid = mask.new_zeros((matrices, grid_rows, grid_columns))
-    if mask.numel():
-        by_grid_row = mask.reshape(-1, rows, sizes[-1]).amax(1)
-        grid = by_grid_row.reshape(matrices, grid_rows, grid_columns, columns).amax(-1)
-    listed = grid.transpose(1, 2) if by_column else grid
-    starts = _starts(listed.sum(2, dtype=torch.int32))
-    stored, lines, line_blocks = int(starts[-1]), starts.shape[0] - 1, grid_rows if by_column else grid_columns
-    flat = as_bool(listed.reshape(-1)).nonzero()[:, 0]
-    plain = flat % max(line_blocks, 1)
-    gathered = [t.new_empty((stored, rows, columns, *t.shape[mask.ndim :])) for t in carried]
-    if not stored:
-        return (starts, plain), gathered
-    grids = []
-    for t in carried:
-        split = t.reshape(matrices, grid_rows, rows, grid_columns, columns, *t.shape[mask.ndim :])
-        split = split.transpose(2, 3)  # matrix, grid row, grid column, row, column
-        grids.append(split.transpose(1, 2) if by_column else split)
-    # A step takes some rows (columns) of blocks of one matrix, or some whole matrices.
-    per_matrix = lines // matrices
-    step_lines = min(per_matrix, max(1, CHUNK // (line_blocks * rows * columns)))
-    whole_matrices = max(1, CHUNK // (per_matrix * line_blocks * rows * columns))
-    step_matrices = whole_matrices if step_lines == per_matrix else 1
-    bounds = starts.tolist()
-    for (first, last), (top, bottom) in itertools.product(
-        _spans(matrices, step_matrices), _spans(per_matrix, step_lines)
-    ):
-        first_line, end_line = first * per_matrix + top, (last - 1) * per_matrix + bottom
-        begin, stop = bounds[first_line], bounds[end_line]
-        for t, out in zip(grids, gathered, strict=True):
-            tile = t[first:last, top:bottom]
-            if stop - begin == (end_line - first_line) * line_blocks:
-                out[begin:stop].view(tile.shape).copy_(tile)
-            elif stop > begin:
-                selected = flat[begin:stop] - first_line * line_blocks
-                torch.index_select(tile.reshape(-1, *tile.shape[3:]), 0, selected, out=out[begin:stop])
-    return (starts, plain), gathered
+def lookup(x: Dense | Sparse, coordinates: Sequence[Tensor]) -> Dense:
+    """The elements at coordinates in every dimension of a shape that `x` broadcasts to: (n,), invalid where none is
+    stored.
+    """
+    if isinstance(x, Dense) and x.ndim == 0:
+        shape = coordinates[0].shape if coordinates else (1,)
+        return x.map(lambda t: t.expand(shape))
+    return elements_at(x, tuple(coordinates[-x.ndim :]), repeated=False)
+
+
+def elements_at(record: Dense | Sparse, coordinates: Coordinates, repeated: bool = True) -> Dense:
+    """The elements at coordinates in the first dimensions, (n, …): in dimensions of size 1, which broadcast, at 0.
+
+    repeated  whether many of them are the same, so that backward sums gradients: never in half precision
+    """
+    sizes = zip(coordinates, record.shape, strict=False)
+    index = tuple(torch.zeros_like(c) if known_to_hold(size == 1) else c for c, size in sizes)
+    if isinstance(record, Sparse):
+        return record.at(index)
+    validity, data = record.full_validity, record.data
+    gather_dtype = accumulation_dtype(data.dtype) if repeated and gradients_may_flow(data) else data.dtype
+    gathered = gather(data.to(gather_dtype), index).to(data.dtype)
+    return Dense(gathered, None if validity is None else gather(validity, index))
+
+
+def valid_elements(x: Sparse) -> tuple[Dense, Coordinates]:
+    """The valid elements, (n,), and their coordinates in every dimension. Invalid ones remain in a traced graph."""
+    flat, coordinates = unpadded_elements(x)
+    if not x.dense_sizes:
+        return drop_invalid(flat, coordinates)
+    if being_traced(flat.data):
+        raise NotLowered("the number of valid elements in dense dimensions is not known while tracing")
+    row, *inner = as_bool(as_int8(full_mask(flat))).nonzero(as_tuple=True)
+    return Dense(flat.data[(row, *inner)]), (*(c[row] for c in coordinates), *inner)
+
+
+def valid_elements_of(x: Dense | Sparse) -> tuple[Dense, Coordinates]:
+    """`valid_elements` of a record in any layout; a 0-d tensor is returned as one element even if it is invalid."""
+    if isinstance(x, Dense) and x.ndim == 0:
+        return x.map(lambda t: t.reshape(1)), ()
+    return valid_elements(x if isinstance(x, Sparse) else from_dense(x, COO))
+
+
+def from_elements(
+    x: Sparse, flat: Dense, coordinates: Sequence[Tensor], sizes: Sequence[int], *, summed: bool = False
+) -> Sparse:
+    """A record of elements at coordinates in every dimension, with as many dense dimensions as `x` and its layout
+    if that allows the number of sparse ones.
+
+    `summed` allows duplicate coordinates, whose valid elements are summed.
+    """
+    sparse = len(sizes) - len(x.dense_sizes)
+    if sparse <= 0:
+        raise NotLowered("no sparse dimension is left")
+    layout = layout_with_room(x, sparse)
+    build = coalesce if summed else from_coordinates
+    if not x.dense_sizes:
+        return build(layout, tuple(coordinates), flat, sizes)
+    # First one element each, then rows: memory for the rows of the result alone.
+    elements = build(COO, tuple(coordinates), flat, sizes)
+    return to_layout(with_sparse_dims(elements, sparse), layout)
+
+
+def layout_with_room(x: Sparse, sparse: int) -> Layout:
+    """The layout of `x` (its exact sibling) if it allows so many sparse dimensions, else COO."""
+    return x.pattern.layout.with_room(sparse)
+
+
+def grid_coordinates(shape: Sequence[int], device: torch.device) -> Coordinates:
+    """The coordinates of every element of a dense tensor."""
+    return unravel(torch.arange(math.prod(shape), device=device), shape)
+
+
+def sorted_coordinates(chosen: Tensor, coordinates: Sequence[Tensor], shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """The coordinates of the elements for which `chosen` is True, in row-major order."""
+    index = chosen.nonzero()[:, 0]
+    selected = [c[index] for c in coordinates]
+    order = ravel(selected, shape).argsort()
+    return tuple(c[order] for c in selected)
+
+
+# --------------------------------------------------------------------------------------------------------- broadcasting
+# Stored elements are repeated, absent ones are never visited.
+
+
+def with_coordinates(x: Sparse, coordinates: Sequence[Tensor], flat: Dense, sizes: Sequence[int]) -> Sparse:
+    """Elements at new coordinates, in the layout of `x` if it allows that many dimensions, else in COO."""
+    if not sizes:
+        raise NotLowered("no sparse dimension is left")
+    return from_coordinates(x.pattern.layout.with_room(len(sizes)), tuple(coordinates), flat, sizes)
+
+
+def expand_sparse(x: Sparse, size: Sequence[int]) -> Sparse:
+    """Like ``x.expand(size)``; NotLowered if the result is empty."""
+    shape = shape_alone(x.shape).expand(list(size)).shape
+    dense, new = len(x.dense_sizes), len(shape) - x.ndim
+    inner = tuple(shape[len(shape) - dense :]) if dense else ()
+    if inner != x.dense_sizes:
+        x = x.like(x.values.map(lambda t: t.expand(*t.shape[: x.pattern.lead], *inner)))
+    if tuple(shape) == tuple(x.shape):
+        return x
+    if 0 in shape:
+        raise NotLowered("the expanded tensor is empty")
+    old_sizes = (1,) * new + x.pattern.sizes
+    times = [1 if n == m else n for n, m in zip(shape[: len(old_sizes)], old_sizes, strict=True)]
+    return repeat_sparse(x, times, new)
+
+
+def repeat_sparse(x: Sparse, times: Sequence[int], new: int) -> Sparse:
+    """Repeat each sparse dimension as often as `times` says, after adding `new` dimensions of size 1 in front."""
+    flat, coordinates = unpadded_elements(x)
+    stored, total = coordinates[0].shape[0], math.prod(times)  # no int(): it would specialize a graph on the number
+    copies = torch.arange(total, device=x.device).unsqueeze(1).expand(total, stored).reshape(-1)
+    source = torch.arange(stored, device=x.device).expand(total, stored).reshape(-1)
+    sizes = (1,) * new + x.pattern.sizes
+    zeros = torch.zeros_like(source)
+    original = [zeros] * new + [c[source] for c in coordinates]
+    copy_index = unravel(copies, times)
+    moved = [c + i * n for c, i, n in zip(original, copy_index, sizes, strict=True)]
+    return with_coordinates(x, moved, flat.take_rows(source), [n * m for n, m in zip(sizes, times, strict=True)])

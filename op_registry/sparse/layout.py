@@ -3,29 +3,41 @@
 Everything that depends on a storage format is here: the layout's name, the order in which it lists elements, how its
 index tensors are read, built and checked, and how many sparse dimensions it supports. Other modules ask the layout.
 
-    COO         Coo()                               coordinates of every element (this module)
-    CSR, CSC    Compressed(by="row" or "column")    elements row by row, and where each row starts (compressed.py)
-    BSR, BSC    Compressed(by=…, blocks=True)       the same for blocks (compressed.py)
-    PACKED      Packed()                            CSR of a padded batch, whose rows are sequences (compressed.py)
+    COO         Coo()                               coordinates of every element
+    CSR, CSC    Compressed(by="row" or "column")    elements row by row, and where each row starts
+    BSR, BSC    Compressed(by=..., blocks=True)     the same for blocks
+    PACKED      Packed()                            CSR of a padded batch, whose rows are sequences
 
-layout_registry.py finds them by name. Another layout is a subclass of :class:`Layout`, registered once:
-docs/add-a-storage.md.
+They are found by name. Another layout is a subclass of :class:`Layout`, registered once: docs/add-a-storage.md.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from op_registry.digests import digest_of_code, source_digest
+from op_registry.older_torch import with_contiguous_strides
 from op_registry.records.validity import as_bool
-from op_registry.sparse import convert
-from op_registry.sparse.coordinates import Coordinates, ravel
-from op_registry.sparse.well_formed import ascend, problem_of_coo
+from op_registry.sparse import compaction
+from op_registry.sparse.coordinates import (
+    Coordinates,
+    ascend,
+    problem_of_compressed,
+    problem_of_coo,
+    ravel,
+    rows_ascend,
+    unique_keys,
+    unravel,
+)
 
 # Index tensors.
 Pieces = tuple[Tensor, ...]
@@ -257,7 +269,7 @@ class Coo(Layout):
     def from_large_mask(
         self, mask: Tensor, carried: Sequence[Tensor], block: Block | None
     ) -> tuple[Pieces, list[Tensor]]:
-        indices, gathered = convert.coordinates_by_row(mask, carried)
+        indices, gathered = compaction.coordinates_by_row(mask, carried)
         return (indices,), gathered
 
     def problem_of_shapes(self, pieces: Pieces, sizes: Sequence[int]) -> str | None:
@@ -283,3 +295,254 @@ COO = Coo()
 def grid_of(sizes: Sequence[int], block: Block) -> tuple[int, ...]:
     """Sizes in units of blocks."""
     return (*sizes[:-2], sizes[-2] // block[0], sizes[-1] // block[1])
+
+
+# --------------------------------------------------------------------------------------------------- compressed layouts
+
+
+@dataclass(frozen=True)
+class Compressed(Layout):
+    """Two pieces: where each *line* starts among the entries, (lines + 1,), and the index of each entry in it, (n,).
+
+    A line is a row, or with `by="column"` a column. Entries are elements, or blocks. Batches are one long list of lines
+    and need not have equal nnz; only torch's own tensors require that.
+    """
+
+    by: Literal["row", "column"] = "row"
+    blocks: bool = False
+
+    min_dims = 2
+    piece_dims = (1, 1)
+
+    # Cached, since every call asks for these.
+
+    @functools.cached_property
+    def name(self) -> str:
+        return f"torch.sparse_{'b' if self.blocks else 'c'}s{'c' if self.by_column else 'r'}"
+
+    @functools.cached_property
+    def by_column(self) -> bool:
+        """Whether columns are compressed rather than rows."""
+        return self.by == "column"
+
+    @functools.cached_property
+    def inner_dim(self) -> int:  # type: ignore[override]
+        return -2 if self.by_column else -1
+
+    @functools.cached_property
+    def row_major(self) -> bool:
+        return not (self.by_column or self.blocks)
+
+    @functools.cached_property
+    def exact_sibling(self) -> Layout:
+        return Compressed(self.by) if self.blocks else self
+
+    def takes_pieces_of(self, other: Layout, dims: int) -> bool:
+        alike = isinstance(other, Compressed) and (self.by, self.blocks) == (other.by, other.blocks)
+        return alike and self.has_room(dims)
+
+    def index_order(self, values: Sequence[T]) -> tuple[T, ...]:
+        if self.by_column:
+            return (*values[:-2], values[-1], values[-2])
+        return tuple(values)
+
+    def coordinates(self, pieces: Pieces, sizes: Sequence[int]) -> Coordinates:
+        starts, plain = pieces
+        all_lines = torch.arange(starts.shape[0] - 1, device=plain.device)
+        line = torch.repeat_interleave(all_lines, starts.diff(), output_size=plain.shape[0])
+        batch: Coordinates = ()
+        if len(sizes) > 2:
+            lines = sizes[-1] if self.by_column else sizes[-2]
+            batch, line = unravel(line // lines, sizes[:-2]), line % lines
+        return (*batch, plain, line) if self.by_column else (*batch, line, plain)
+
+    def positions(self, pieces: Pieces, sizes: Sequence[int]) -> Tensor:
+        starts, plain = pieces
+        rows, columns = sizes[-2:]
+        line = torch.arange(starts.shape[0] - 1, device=plain.device)
+        if self.by_column:
+            first = line if len(sizes) == 2 else line // columns * (rows * columns) + line % columns
+            step = columns
+        else:
+            first, step = line * columns, 1
+        first = torch.repeat_interleave(first, starts.diff(), output_size=plain.shape[0])
+        return first.add_(plain, alpha=step)
+
+    def ends(self, pieces: Pieces, sizes: Sequence[int]) -> Tensor | None:
+        return pieces[0]
+
+    def pieces_of(self, coordinates: Coordinates, sizes: Sequence[int], dtype: torch.dtype = torch.int64) -> Pieces:
+        outer, plain = self._outer_and_inner(coordinates)
+        lines, _ = self._outer_and_inner(sizes)
+        line = ravel((*coordinates[:-2], outer), (*sizes[:-2], lines))
+        counts = torch.zeros(math.prod(sizes[:-2]) * lines + 1, dtype=torch.int64, device=line.device)
+        counts = counts.scatter_add(0, line + 1, torch.ones_like(line))
+        return counts.cumsum(0).to(dtype), plain.to(dtype)
+
+    def _outer_and_inner(self, values: Sequence[T]) -> tuple[T, T]:
+        """The values of the compressed dimension and of the other one."""
+        return (values[-1], values[-2]) if self.by_column else (values[-2], values[-1])
+
+    def cover(self, coordinates: Coordinates, sizes: Sequence[int], block: Block | None) -> tuple[Pieces, Tensor]:
+        if block is None:
+            raise ValueError(f"{self.name} needs a block size")
+        rows, columns = block
+        grid = grid_of(sizes, block)
+        of_block = (*coordinates[:-2], coordinates[-2] // rows, coordinates[-1] // columns)
+        extents = self.index_order(grid)
+        unique, inverse = unique_keys(ravel(self.index_order(of_block), extents), math.prod(extents))
+        slots = inverse * (rows * columns) + coordinates[-2] % rows * columns + coordinates[-1] % columns
+        return self.pieces_of(self.index_order(unravel(unique, extents)), grid), slots
+
+    def from_mask(self, mask: Tensor) -> tuple[Coordinates, Pieces]:
+        coordinates = self._nonzero(mask)
+        ends = mask.sum(self.inner_dim, dtype=torch.int64).reshape(-1).cumsum(0)
+        return coordinates, (torch.cat([ends.new_zeros(1), ends]), coordinates[self.inner_dim].contiguous())
+
+    def from_large_mask(
+        self, mask: Tensor, carried: Sequence[Tensor], block: Block | None
+    ) -> tuple[Pieces, list[Tensor]]:
+        if block is not None:
+            return compaction.by_block(mask, carried, block, self.by_column)
+        return compaction.by_column(mask, carried) if self.by_column else compaction.by_row(mask, carried)
+
+    def problem_of_indices(
+        self, pieces: Pieces, sizes: Sequence[int], listed: int, block: Block | None = None
+    ) -> str | None:
+        rows, columns, batches = *sizes[-2:], math.prod(sizes[:-2])
+        matrix = (rows, columns * batches) if self.by_column else (rows * batches, columns)
+        return problem_of_compressed(self.by_column, matrix, (pieces[0], pieces[1]), listed, block)
+
+    def lists_in_order(self, pieces: Pieces, sizes: Sequence[int]) -> bool:
+        return rows_ascend(*pieces)
+
+    def pieces_in(self, tensor: Tensor) -> tuple[Pieces, Tensor]:
+        if self.by_column:
+            return (tensor.ccol_indices(), tensor.row_indices()), tensor.values()
+        return (tensor.crow_indices(), tensor.col_indices()), tensor.values()
+
+    def torch_tensor(self, pieces: Pieces, values: Tensor, size: tuple[int, ...], coalesced: bool) -> Tensor:
+        starts, plain = pieces
+        return torch_compressed(starts, plain, values, size, self.torch_layout)
+
+
+def torch_compressed(
+    starts: Tensor,
+    plain: Tensor,
+    values: Tensor,
+    size: tuple[int, ...],
+    layout: torch.layout | None,
+    check: bool = False,
+) -> Tensor:
+    """torch's tensor of a compressed layout; of its beta state torch warns once, and not at a line of ours."""
+
+    plain = with_contiguous_strides(plain)
+
+    def tensor() -> Tensor:
+        return torch.sparse_compressed_tensor(starts, plain, values, size, layout=layout, check_invariants=check)
+
+    if layout in _made:
+        return tensor()
+    _made.add(layout)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Sparse \w+ tensor support is in beta state", UserWarning)
+        return tensor()
+
+
+# The layouts of torch of which it has warned, or would have.
+_made: set[torch.layout | None] = set()
+
+
+@dataclass(frozen=True)
+class Packed(Compressed):
+    """CSR under another name: a padded batch (B, T, *dense) as B rows of up to T elements, the padding not stored.
+
+    The type says that rows are sequences, for operators that are right for sequences only (drawing dropout for the
+    padded shape, attention one sequence at a time).
+    """
+
+    name = "torch.jagged"  # type: ignore[assignment]
+    short = "packed"  # type: ignore[assignment]
+    max_dims = 2
+    of_sequences = True
+
+    @property
+    def in_torch_sparse(self) -> Layout:
+        return CSR
+
+    def check_dims(self, shape: Sequence[int], sparse_dim: int | None) -> int:
+        shape = tuple(shape)
+        if len(shape) < 2 or sparse_dim not in (None, 2):
+            asked = "" if sparse_dim is None else f" with sparse_dim={sparse_dim}"
+            raise ValueError(
+                f"packed storage is for a batch (B, T, ...) whose first 2 dimensions are sparse: shape {shape} cannot "
+                f"be stored so{asked}"
+            )
+        return 2
+
+
+CSR, CSC = Compressed("row"), Compressed("column")
+BSR, BSC = Compressed("row", blocks=True), Compressed("column", blocks=True)
+PACKED = Packed()
+
+
+# ------------------------------------------------------------------------------------------------------ layouts by name
+
+BUILT_IN = (COO, CSR, CSC, BSR, BSC, PACKED)
+
+_by_name: dict[str, Layout] = {layout.name: layout for layout in BUILT_IN}
+_of_torch: dict[torch.layout, Layout] = {
+    getattr(torch, name.removeprefix("torch.")): _by_name[name] for name in _by_name
+}
+_versions: dict[str, str] = {}
+
+
+def register_layout(layout: Layout) -> Layout:
+    """Make a layout known by its name to files, compiled graphs and tests; returns it.
+
+    Raises ValueError if another layout has the name, or if a tensor cannot hold its number of pieces.
+    """
+    if _by_name.get(layout.name, layout) != layout or layout.name == DENSE:
+        raise ValueError(f"there is another storage called {layout.name}")
+    if len(layout.piece_dims) not in (1, 2):
+        raise ValueError(f"{layout.name} has {len(layout.piece_dims)} index tensors, and a tensor holds one or two")
+    _by_name[layout.name] = layout
+    _versions[layout.name] = _digest_of_sources(type(layout))
+    return layout
+
+
+def _digest_of_sources(kind: type[Layout]) -> str:
+    """A digest of the file that defines a layout; a unique one for a layout defined in a notebook or at a prompt."""
+    try:
+        return source_digest(inspect.getsourcefile(kind) or "")
+    except (OSError, TypeError):  # OSError: typed at a prompt
+        return digest_of_code(object())
+
+
+def layout_named(name: str) -> Layout:
+    """The layout of that name; KeyError without one."""
+    return _by_name[name]
+
+
+def layout_called(short: str) -> Layout | None:
+    """The layout with that short name, as used in tables and on command lines; None without one."""
+    return next((layout for layout in _by_name.values() if layout.short == short), None)
+
+
+def layout_of(layout: object) -> Layout | None:
+    """The layout for a torch.layout, or a registered layout itself; None for anything else."""
+    if isinstance(layout, torch.layout):
+        return _of_torch.get(layout)
+    return layout if isinstance(layout, Layout) and _by_name.get(layout.name) == layout else None
+
+
+def layout_names() -> tuple[str, ...]:
+    """The names of all registered layouts."""
+    return tuple(_by_name)
+
+
+def version_of(layout: Layout) -> str:
+    """A digest of the sources of a layout from another package, for compiled graphs on disk; "" for built-in layouts,
+    whose sources the registry's version covers.
+    """
+    return _versions.get(layout.name, "")

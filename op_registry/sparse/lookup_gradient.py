@@ -19,10 +19,9 @@ from torch import Tensor
 from op_registry.records.dense import Dense
 from op_registry.records.own_function import OwnFunction
 from op_registry.records.tracing import being_traced, under_transform
-from op_registry.sparse.coalesce import merge_duplicates
+from op_registry.sparse.coordinates import merge_duplicates
 from op_registry.sparse.layout import COO
-from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.record import Sparse
+from op_registry.sparse.record import Pattern, Sparse
 
 aten = torch.ops.aten
 

@@ -6,24 +6,206 @@ take the overload. Alternatives are listed in the order in which to try them, ``
 
 A lowering raises NotLowered, with the reason, for a call that it does not handle. The caller may then store the
 operands densely and call again.
+
+The calls that a lowering takes are stated in front of its body. A lowering refuses a call for one of a few reasons: an
+operand is stored in another way, or has elements nowhere, or operands differ in dtype or in their number of dimensions,
+or nothing may be read while tracing. They are stated by the names of arguments, and the text of the refusal follows::
+
+    @on_call(sparse="self", one_dtype="self, values", eager=True)
+    def index_put(c): ...
+
+A *plan* is what of a lowering follows from a call's operator, the ranks and storages of its tensors, and its numbers:
+which rows a rule runs on, which dimensions a product contracts. It is worked out in the first of such calls, and kept
+for the next ones, which only do it. What depends on sizes, dtypes or elements belongs to the run, not to the plan.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, overload
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn, TypeVar, overload
 
+import torch
 from torch._ops import OpOverload
 
+from op_registry.autocast import autocast_on
 from op_registry.bound import Bound
+from op_registry.dimensions.labels import Labels
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
-from op_registry.records.dense import map_tensors
+from op_registry.records.dense import Dense, map_tensors
+from op_registry.records.dims import shape_alone
+from op_registry.records.tracing import being_traced
 from op_registry.rule import Rule, name_rule
-from op_registry.sparse.permuted import Permuted, sparse_dims_first
+from op_registry.sparse.permuted import RECORDS, Permuted, sparse_dims_first
 from op_registry.sparse.record import NotLowered, Sparse
-from op_registry.sparse.takes import ANY_CALL, Takes
+
+
+@dataclass(frozen=True)
+class Takes:
+    """What has to hold of a call. Arguments are named in one string, "self, weight"; those that are None always fit.
+
+    sparse        stored sparsely, with dense dimensions last; of a list, each
+    dense         stored densely; of a list, each
+    packed        packed batches of sequences, whose dimensions may be shown in another order
+    no_dense_dims if stored sparsely, without dense dimensions
+    one_dtype     operands of one dtype
+    one_ndim      operands of one number of dimensions
+    floats        operands of float32 or float64, outside of autocast: the operator computes in their own dtype
+    only          values that arguments must have: the operator's other variants run densely
+    eager         whether sizes depend on numbers, which are not known while tracing
+    elements      operands that need an element, or True for each; torch's results for none are computed densely
+    """
+
+    sparse: str = ""
+    dense: str = ""
+    packed: str = ""
+    no_dense_dims: str = ""
+    one_dtype: str = ""
+    one_ndim: str = ""
+    floats: str = ""
+    only: tuple[tuple[str, Any], ...] = ()
+    eager: bool = False
+    elements: bool | str = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arguments that the conditions name."""
+        stated = [getattr(self, field.name) for field in fields(self)]
+        return (*[name for value in stated if isinstance(value, str) for name in listed(value)], *dict(self.only))
+
+    def misfit(self, c: Bound) -> str | None:
+        """Why the call is not taken, as a clause; None if it is."""
+        for check, stated in self._stated:
+            for reason in check(c, stated):
+                return reason
+        return None
+
+    @functools.cached_property
+    def _stated(self) -> list[tuple[Callable[[Bound, Any], Iterator[str]], Any]]:
+        """The conditions that are stated, each with the names of its arguments, or with its value."""
+        given = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return [(_CHECKS[name], listed(value) if isinstance(value, str) else value) for name, value in given if value]
+
+
+def listed(names: str) -> list[str]:
+    """The names in a condition."""
+    return names.replace(",", " ").split()
+
+
+# Each yields why a call does not meet a condition: stated of arguments, or of the call.
+
+
+def _sparse(c: Bound, names: list[str]) -> Iterator[str]:
+    for name in names:
+        for record in _each(c.named.get(name)):
+            if isinstance(record, Dense):
+                yield f"`{name}` is stored densely"
+            elif isinstance(record, Permuted):
+                yield f"`{name}` has dense dimensions before sparse ones"
+
+
+def _dense(c: Bound, names: list[str]) -> Iterator[str]:
+    for name in names:
+        if not all(isinstance(record, Dense) for record in _each(c.named.get(name))):
+            yield f"`{name}` is stored sparsely"
+
+
+def _packed(c: Bound, names: list[str]) -> Iterator[str]:
+    for name in names:
+        for record in _each(c.named.get(name)):
+            base = record.base if isinstance(record, Permuted) else record
+            if isinstance(base, Dense) or not base.pattern.layout.of_sequences:
+                yield f"`{name}` is no packed batch"
+
+
+def _no_dense_dims(c: Bound, names: list[str]) -> Iterator[str]:
+    for name in names:
+        if any(isinstance(record, Sparse) and record.dense_sizes for record in _each(c.named.get(name))):
+            yield f"`{name}` has dense dimensions"
+
+
+def _differ(what: str, of: Callable[[Any], Any]) -> Callable[[Bound, list[str]], Iterator[str]]:
+    def check(c: Bound, names: list[str]) -> Iterator[str]:
+        found = {name: of(x) for name in names if (x := c.named.get(name)) is not None}
+        if len(set(found.values())) > 1:
+            values = " and ".join(f"`{name}` has {value}" for name, value in found.items())
+            yield f"its operands have different {what}: {values}"
+
+    return check
+
+
+def _floats(c: Bound, names: list[str]) -> Iterator[str]:
+    for name in names:
+        x = c.named.get(name)
+        if x is not None and (x.dtype not in (torch.float32, torch.float64) or autocast_on(x.device)):
+            yield f"it computes `{name}`, of {x.dtype}, in another dtype"
+
+
+def _only(c: Bound, values: tuple[tuple[str, Any], ...]) -> Iterator[str]:
+    for name, value in values:
+        if name in c and c[name] is not value and c[name] != value:
+            yield f"{name}={c[name]!r}, and only {name}={value!r} is written for sparse storage"
+
+
+def _eager(c: Bound, stated: bool) -> Iterator[str]:
+    for record in _each(list(c.named.values())):
+        if being_traced(_stored(record)):
+            yield "its result has as many elements as the numbers say, which are unknown while tracing"
+
+
+def _elements(c: Bound, stated: bool | list[str]) -> Iterator[str]:
+    for record in _each([c.named.get(name) for name in (c.named if stated is True else stated or ())]):
+        stored = record.base if isinstance(record, Permuted) else record
+        if known_to_hold(math.prod(stored.shape) == 0):
+            yield f"an operand of shape {tuple(record.shape)} has no elements"
+
+
+_CHECKS: dict[str, Callable[[Bound, Any], Iterator[str]]] = {
+    "sparse": _sparse,
+    "dense": _dense,
+    "packed": _packed,
+    "no_dense_dims": _no_dense_dims,
+    "one_dtype": _differ("dtypes", lambda x: x.dtype),
+    "one_ndim": _differ("numbers of dimensions", lambda x: x.ndim),
+    "floats": _floats,
+    "only": _only,
+    "eager": _eager,
+    "elements": _elements,
+}
+
+
+ANY_CALL = Takes()
+
+
+def raise_error_of_torch(c: Bound) -> None:
+    """Raises torch's error for operands of these shapes: the operator runs on tensors without memory.
+
+    They hold bytes, since torch refuses a strided tensor of 2**63 bytes; integers keep their dtype, for indices.
+    """
+
+    def alone(record: Any) -> torch.Tensor:
+        floats = record.dtype.is_floating_point or record.dtype.is_complex
+        return shape_alone(record.shape).to(torch.uint8 if floats else record.dtype)
+
+    c.map(alone, RECORDS).applied(c.op)
+
+
+def _each(value: Any) -> list[Any]:
+    """The records in an argument: none, one, or those of a list."""
+    if isinstance(value, RECORDS):
+        return [value]
+    return [record for item in value for record in _each(item)] if isinstance(value, (list, tuple)) else []
+
+
+def _stored(record: Any) -> torch.Tensor:
+    base = record.base if isinstance(record, Permuted) else record
+    return base.values.data if isinstance(base, Sparse) else base.data
+
+
+# ------------------------------------------------------------------------------------------------------------ lowerings
 
 
 @dataclass(frozen=True)
@@ -172,3 +354,71 @@ def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[
 
 def _any_permuted(values: Sequence[Any]) -> bool:
     return any(type(v) is Permuted or (type(v) in (list, tuple) and Permuted in map(type, v)) for v in values)
+
+
+# ---------------------------------------------------------------------------------------------------------------- plans
+
+Plan = TypeVar("Plan")
+
+_PLANS: dict[Hashable, Any] = {}
+_MOST = 4096
+
+
+def planned(make: Callable[[Bound, Labels | None], Plan]) -> Callable[[Bound], Plan]:
+    """Decorator: the plan of a call, which `make` works out once, with the labels of the call. A NotLowered that it
+    raises is raised each time.
+
+    A plan is not kept if the labels of dimensions depend on sizes, as those of views do.
+    """
+
+    def plan_of(c: Bound) -> Plan:
+        try:
+            c.form = c.form or tuple([_form(value) for value in c.named.values()])
+            key = (make, c.rule, c.op, c.form)
+            plan: Any = _PLANS.get(key)
+        except TypeError:  # a number that is not known while tracing
+            plan = key = None
+        if plan is None:
+            read: list[str] = []
+            try:
+                plan = make(c, c.map(lambda tensor: _Rank(tensor, read), RECORDS).labels)
+            except NotLowered as refusal:
+                plan = str(refusal)
+            if key is not None and not read:
+                if len(_PLANS) >= _MOST:
+                    _PLANS.clear()
+                _PLANS[key] = plan
+        if type(plan) is str:
+            raise NotLowered(plan)
+        return plan
+
+    return plan_of
+
+
+class _Rank:
+    """A tensor for labels of dimensions; what they read of it besides the rank is noted."""
+
+    def __init__(self, tensor: Any, read: list[str]) -> None:
+        self.ndim, self._tensor, self._read = tensor.ndim, tensor, read
+
+    def __getattr__(self, name: str) -> Any:
+        self._read.append(name)
+        return getattr(self._tensor, name)
+
+
+def _form(value: Any) -> Hashable:
+    """What a plan may depend on: of a record, its ranks and its order of dimensions. TypeError for symbolic numbers."""
+    kind = type(value)
+    if kind is Dense:
+        return _DENSE[value.data.ndim]
+    if kind is Sparse:
+        return kind, value.values.data.ndim, value.pattern.lead, len(value.pattern.sizes)
+    if kind is Permuted:
+        return kind, value.order, _form(value.base)
+    if kind in _SYMBOLIC:
+        raise TypeError(f"{value} is symbolic")
+    return tuple(map(_form, value)) if kind in (list, tuple) else value
+
+
+_DENSE = tuple((Dense, rank) for rank in range(65))  # torch's tensors have at most 64 dimensions
+_SYMBOLIC = frozenset((torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -7,7 +7,7 @@ free. It is a separate type so that lowerings for sparse records cannot accept i
 
     elementwise   the lowering for sparse records, after bringing every operand to the dimensions of the base
     movement      orders compose; dimensions merge and split (ops/movement/sparse.py)
-    last dims     rules on dense dimensions that are still last (by_rows.py)
+    last dims     rules on dense dimensions that are still last (on_values.py)
     attention     a lowering of its own (ops/attention/packed.py)
 
 Other operators run on the record with its sparse dimensions first (`sparse_dims_first`), where that is possible. Else
@@ -29,19 +29,17 @@ from op_registry.records.broadcast import aligned_validity, reshape_validity
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.dims import Dims, with_leading_dims, wrap_dims
 from op_registry.records.extent import Extent
-from op_registry.sparse.broadcast import with_coordinates
-from op_registry.sparse.coordinates import ravel
-from op_registry.sparse.layout import COO
-from op_registry.sparse.pattern import Pattern, pattern_of
-from op_registry.sparse.record import (
-    NotLowered,
-    Sparse,
+from op_registry.sparse.convert import (
     from_coordinates,
     sum_of_union,
     unpadded_elements,
+    with_coordinates,
     with_sparse_dims,
 )
-from op_registry.sparse.record import to_dense as sparse_to_dense
+from op_registry.sparse.convert import to_dense as sparse_to_dense
+from op_registry.sparse.coordinates import ravel
+from op_registry.sparse.layout import COO
+from op_registry.sparse.record import NotLowered, Pattern, Sparse, pattern_of
 
 # The dimensions of the base that each visible dimension consists of.
 Groups = tuple[tuple[int, ...], ...]

@@ -1,34 +1,231 @@
-"""Sparse records: the values that a sparsely stored masked tensor stores, and its sparsity pattern.
+"""Sparse records: the values that a sparsely stored masked tensor stores, and the pattern of what is stored.
 
-Elements that are not stored are invalid. A rule without a lowering of its own can run on dense records made from
-this one: the values in storage order (elementwise.py, slicewise.py), or *padded rows*, the stored elements of each
-slice side by side (padded_rows.py).
+A pattern covers a tensor's first dimensions, the sparse ones, in some layout (layout.py). Each stored value may have
+further dense dimensions (torch calls such tensors hybrid). Values are kept outside the pattern, in its order: ``(n,
+*dense)``, or ``(blocks, block rows, block columns, *dense)`` in block layouts. What is not stored is invalid.
+
+Each element is listed at most once, in the layout's order. The layout interprets the index tensors; a pattern derives
+what is common to all layouts, and caches it. A rule without a lowering of its own can run on dense records made from a
+sparse one: the values in storage order (on_values.py, slicewise.py), or *padded rows* (segments.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
-from op_registry.records.accumulate import accumulate, dtype_of_sum
-from op_registry.records.broadcast import aligned_validity, full_mask
+from op_registry.records.broadcast import full_mask
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Dims, wrap_dims
-from op_registry.records.dtypes import on_signed_bits
 from op_registry.records.extent import Extent
-from op_registry.records.kept import kept_with, once_in_graph
-from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow
-from op_registry.records.validity import as_bool, as_int8
-from op_registry.sparse.coalesce import merge_duplicates, sums_of_rows
-from op_registry.sparse.convert import BITS, in_chunks, sorted_order, to_block_grid
-from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
-from op_registry.sparse.gather_scatter import gather
-from op_registry.sparse.layout import COO, Layout
-from op_registry.sparse.pattern import Pattern, pattern_of
+from op_registry.records.kept import once_in_graph
+from op_registry.records.tracing import being_traced
+from op_registry.records.validity import as_int8
+from op_registry.sparse.coordinates import (
+    Coordinates,
+    ravel,
+    unravel,
+)
+from op_registry.sparse.layout import Layout, grid_of
+
+
+class Pattern:
+    """Which elements of a tensor are stored.
+
+    layout  how elements are listed
+    sizes   sizes of the sparse dimensions
+    pieces  the layout's index tensors, int64 or int32
+    block   (rows, columns) of a block, in block layouts
+    """
+
+    __slots__ = ("_cache", "_kept_in_graph", "block", "layout", "lead", "pieces", "sizes")
+
+    def __init__(
+        self,
+        layout: Layout,
+        sizes: Sequence[int],
+        pieces: tuple[Tensor, ...],
+        block: tuple[int, int] | None = None,
+    ) -> None:
+        self.layout = layout
+        self.sizes = tuple(sizes)
+        self.pieces = pieces
+        self.block = block
+        # The number of leading dimensions of the values, before the dense ones.
+        self.lead = 3 if block else 1
+        self._cache: dict[Hashable, Any] = {}
+
+    def __repr__(self) -> str:
+        block = f", block={self.block}" if self.block else ""
+        return f"Pattern({self.layout}, sizes={self.sizes}, stored={self.stored}{block})"
+
+    @property
+    def ndim(self) -> int:
+        """Number of sparse dimensions."""
+        return len(self.sizes)
+
+    @property
+    def stored(self) -> int:
+        """Number of stored elements (nnz)."""
+        return self.pieces[-1].shape[-1] * math.prod(self.block or ())
+
+    @property
+    def device(self) -> torch.device:
+        return self.pieces[0].device
+
+    def to(self, device: torch.device) -> Pattern:
+        """The same pattern on a device; itself, if it is there already."""
+        if self.device == device:
+            return self
+        if self.device.type == "meta":
+            raise MaskedSemanticsError(
+                f"a tensor of sizes {tuple(self.sizes)}, stored sparsely ({self.layout.public}), is on meta, where it "
+                f"is unknown which elements are stored, so that it cannot be made on {device}. Make it dense first: "
+                "x.to_dense()."
+            )
+        return self.with_pieces(tuple(piece.to(device) for piece in self.pieces))
+
+    def with_pieces(self, pieces: tuple[Tensor, ...]) -> Pattern:
+        """The same pattern with other index tensors of equal contents; the cache is not copied."""
+        return Pattern(self.layout, self.sizes, pieces, self.block)
+
+    def same_as(self, other: Pattern) -> bool:
+        """Whether both consist of the same index tensor objects, so that they are known to list the same elements."""
+        if self is other:
+            return True
+        alike = (self.layout, self.sizes, self.block) == (other.layout, other.sizes, other.block)
+        return alike and all(a is b for a, b in zip(self.pieces, other.pieces, strict=True))
+
+    # ------------------------------------------------------------------------------------------------ stored elements
+
+    def lengths(self) -> list[int]:
+        """The number of stored elements of each row, for layouts that list single elements row by row."""
+
+        def lengths() -> list[int]:
+            ends = self.ends()
+            assert ends is not None
+            return ends.diff().tolist()
+
+        return self.cached("lengths", lengths)
+
+    def ends(self) -> Tensor | None:
+        """Where each row (or column) starts and ends among the stored elements, (rows + 1,); None if they are not
+        stored row by row.
+        """
+        return None if self.block is not None else self.layout.ends(self.pieces, self.sizes)
+
+    def coordinates(self) -> Coordinates:
+        """The index of every stored element in each sparse dimension, int64 of shape (stored,)."""
+        return self.cached("coordinates", self._element_coordinates)
+
+    def positions(self) -> Tensor:
+        """The position of every stored element in the flattened sparse dimensions, int64 of shape (stored,)."""
+        return self.cached("positions", self._element_positions)
+
+    def raveled(self, dims: Sequence[int]) -> Tensor:
+        """The position of every stored element in some sparse dimensions, flattened; 0 if there are none."""
+        coordinates = self.coordinates()
+        if not dims:
+            return torch.zeros_like(coordinates[0])
+        return ravel([coordinates[d] for d in dims], [self.sizes[d] for d in dims])
+
+    def viewed(self, sizes: Sequence[int], layout: Layout) -> Pattern:
+        """The pattern of a view with other sizes; the same object each time, so that `same_as` recognises it."""
+        shape = tuple(sizes)
+        return self.cached(("viewed", shape), lambda: pattern_of(layout, unravel(self.positions(), shape), shape))
+
+    def find(self, coordinates: Coordinates) -> tuple[Tensor, Tensor]:
+        """For n elements the slot of each among the stored ones (int64), and whether it is stored (bool)."""
+        if self.block is None:
+            offset_in_block, listed, sizes = None, coordinates, self.sizes
+        else:
+            rows, columns = self.block
+            offset_in_block = coordinates[-2] % rows * columns + coordinates[-1] % columns
+            listed = (*coordinates[:-2], coordinates[-2] // rows, coordinates[-1] // columns)
+            sizes = self.listed_sizes()
+        wanted, keys = ravel(self.layout.index_order(listed), self.layout.index_order(sizes)), self._keys()
+        slot = torch.searchsorted(keys, wanted)
+        stored = keys[slot] == wanted
+        if offset_in_block is not None:
+            slot = slot * math.prod(self.block or ()) + offset_in_block
+        return torch.where(stored, slot, 0), stored
+
+    def fold(self, flat: Tensor) -> Tensor:
+        """Values in storage order, (stored, *dense), split into blocks in block layouts."""
+        if self.block is None:
+            return flat
+        return flat.unflatten(0, (-1, *self.block))
+
+    # --------------------------------------------------------------------------------- listed entries: blocks, if any
+
+    def listed_coordinates(self) -> Coordinates:
+        """The coordinates of each listed element, or of each block in units of blocks: int64 or the pieces' dtype."""
+        return self.layout.coordinates(self.pieces, self.listed_sizes())
+
+    def listed_sizes(self) -> tuple[int, ...]:
+        """Sizes of the sparse dimensions, in units of blocks in block layouts."""
+        return self.sizes if self.block is None else grid_of(self.sizes, self.block)
+
+    def listed_positions(self) -> Tensor:
+        """The position of each listed element or block in the flattened dense tensor, or grid of blocks: int64."""
+        return self.layout.positions(self.pieces, self.listed_sizes())
+
+    def _keys(self) -> Tensor:
+        """An ascending key for each listed element or block, followed by a sentinel greater than all of them.
+
+        The sentinel makes the result non-empty, which a traced graph could not check.
+        """
+
+        def keys() -> Tensor:
+            order = self.layout.index_order
+            keys = ravel(order(self.listed_coordinates()), order(self.listed_sizes()))
+            return torch.cat([keys, keys.new_full((1,), torch.iinfo(torch.int64).max)])
+
+        return self.cached("keys", keys)
+
+    def _element_coordinates(self) -> Coordinates:
+        listed = tuple(c.to(torch.int64) for c in self.listed_coordinates())
+        if self.block is None:
+            return listed
+        rows, columns = self.block
+        shape = (listed[0].shape[0], rows, columns)
+        row_in_block = torch.arange(rows, device=self.device).view(1, -1, 1)
+        column_in_block = torch.arange(columns, device=self.device).view(1, 1, -1)
+        per_element = [c.view(-1, 1, 1) for c in listed]
+        per_element[-2] = per_element[-2] * rows + row_in_block
+        per_element[-1] = per_element[-1] * columns + column_in_block
+        return tuple(c.expand(shape).reshape(-1) for c in per_element)
+
+    def _element_positions(self) -> Tensor:
+        return self.listed_positions() if self.block is None else ravel(self.coordinates(), self.sizes)
+
+    def cached(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """A value derived from the pattern.
+
+        Not cached in inference mode, whose tensors cannot be saved for backward; while tracing, for the graph alone.
+        """
+        if being_traced(self.pieces[0]):
+            return once_in_graph(self.pieces[0], key, compute, self)
+        if torch.is_inference_mode_enabled():
+            return compute()
+        if key not in self._cache:
+            self._cache[key] = compute()
+        return self._cache[key]
+
+
+def pattern_of(
+    layout: Layout, coordinates: Coordinates, sizes: Sequence[int], index_dtype: torch.dtype = torch.int64
+) -> Pattern:
+    """The pattern of elements at distinct coordinates, given in the order of an exact layout."""
+    return Pattern(layout, sizes, layout.pieces_of(coordinates, sizes, index_dtype))
+
+
+# -------------------------------------------------------------------------------------------------------------- records
 
 
 class NotLowered(Exception):
@@ -125,330 +322,3 @@ class Sparse:
         keepdim_shape = [1 if d in dims else size for d, size in enumerate(self.shape)]
         shape = keepdim_shape if keepdim else [size for d, size in enumerate(keepdim_shape) if d not in dims]
         return total.reshape(shape)
-
-
-# ------------------------------------------------------------------------------------------------------ dense storage
-
-
-# Called with every record that is about to be stored densely, for whatever reason; traces watch it.
-on_dense: list[Callable[[Sparse], None]] = []
-
-
-def to_dense(x: Sparse) -> Dense:
-    """The same tensor with every element stored; the data of absent elements is zero."""
-    for watching in on_dense:
-        watching(x)
-    _check_that_memory_has_room(x)
-    pattern, values = x.pattern, x.values
-    position = once_in_graph(pattern.pieces[0], "listed positions", pattern.listed_positions, pattern)
-    data = _as_bits(lambda bits: _scatter_listed(x.pattern, position, bits), values.data)
-    if values.validity is not None:
-        return Dense(data, _scatter_listed(x.pattern, position, as_int8(full_mask(values))), x.extent)
-
-    def validity() -> Tensor:  # all stored values are valid: one per element is enough, broadcast over dense dimensions
-        valid = values.data.new_ones((position.shape[0], *(pattern.block or ())), dtype=torch.int8)
-        return _scatter_listed(pattern, position, valid)
-
-    found = once_in_graph(pattern.pieces[0], "dense validity", validity, pattern)
-    return Dense(data, found.reshape(*pattern.sizes, *(1 for _ in x.dense_sizes)), x.extent)
-
-
-def _check_that_memory_has_room(x: Sparse) -> None:
-    size = math.prod(x.shape) * x.dtype.itemsize
-    if isinstance(size, int) and size >= 2**63:
-        raise MaskedSemanticsError(
-            f"a tensor of shape {tuple(x.shape)} and dtype {x.dtype} would have {size:,} bytes in dense storage, more "
-            "than int64 can number, and torch makes no such tensor. Work on what is stored (slices, reductions, "
-            "x.values()), or convert a part of it: x[:1000]."
-        )
-
-
-def _as_bits(move: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`move(x)`, where `move` writes single elements: as integers, if torch's kernels do not support the dtype of `x`.
-
-    Moves alone: sums of float8 would be wrong.
-    """
-    is_float8 = x.dtype.is_floating_point and x.dtype.itemsize == 1
-    return move(x.view(torch.int8)).view(x.dtype) if is_float8 else on_signed_bits(move, x)
-
-
-def placed(flat: Dense, slots: Tensor, size: int) -> Dense:
-    """Elements (n, *dense) at distinct `slots` among `size`; zeros elsewhere, which are invalid."""
-
-    def place(t: Tensor) -> Tensor:
-        return t.new_zeros((size, *t.shape[1:])).index_copy(0, slots, t)
-
-    return Dense(_as_bits(place, flat.data), place(as_int8(full_mask(flat))))
-
-
-def _scatter_listed(pattern: Pattern, position: Tensor, values: Tensor) -> Tensor:
-    """A dense tensor with the pattern's values at their positions, and zeros elsewhere."""
-    grid, inner = pattern.listed_sizes(), values.shape[1:]
-    dense = values.new_zeros((math.prod(grid), *inner)).index_copy_(0, position, values).reshape(*grid, *inner)
-    if pattern.block is None:
-        return dense
-    dense = dense.transpose(len(grid) - 1, len(grid))
-    return dense.reshape(*pattern.sizes, *inner[2:])
-
-
-def from_dense(
-    x: Dense,
-    layout: Layout,
-    sparse_dim: int | None = None,
-    block: tuple[int, int] | None = None,
-) -> Sparse:
-    """The valid elements of `x` in `layout`, its last `x.ndim - sparse_dim` dimensions dense.
-
-    With dense dimensions, an element is stored if any of its values is valid; a block if any of its elements is.
-    """
-    dims = layout.default_dims(x.ndim) if sparse_dim is None else sparse_dim
-    if not layout.exact and not layout.blocks:
-        return to_layout(from_dense(x, layout.exact_sibling, dims), layout)
-    validity = aligned_validity(x)
-    if block is None and dims < x.ndim and (validity is None or math.prod(validity.shape[dims:]) == 1):
-        return _from_whole_elements(x, validity, layout, dims)
-    if block is not None:
-        layout.check_block(x.shape[:dims], block)
-    if in_chunks(x):
-        pattern, data, inner_validity = sparse_parts(x, layout, dims, block)
-        return Sparse(Dense(data, inner_validity), pattern)
-    listed = x if block is None else x.map(lambda t: to_block_grid(t, dims, block))
-    validity = listed.full_validity
-    valid = as_int8(torch.ones_like(listed.data, dtype=torch.int8) if validity is None else validity)
-    coordinates, pieces = layout.from_mask(_any_of_element(valid, dims))
-    inner_validity = valid[coordinates] if dims < listed.ndim and validity is not None else None
-    return Sparse(Dense(listed.data[coordinates], inner_validity), Pattern(layout, x.shape[:dims], pieces, block))
-
-
-def _any_of_element(valid: Tensor, dims: int) -> Tensor:
-    """An int8 mask of elements, or blocks, with a valid value: the maximum over the dimensions from `dims`."""
-    if dims == valid.ndim:
-        return valid
-    return valid.flatten(dims).amax(-1) if valid.numel() else valid.new_zeros(valid.shape[:dims])
-
-
-def sparse_parts(
-    x: Dense, layout: Layout, dims: int, block: tuple[int, int] | None
-) -> tuple[Pattern, Tensor, Tensor | None]:
-    """Converts large `x`, its first `dims` dimensions sparse: pattern, values and their validity (None: all valid).
-
-    The values are differentiable if gradients may flow.
-    """
-    sizes = tuple(x.shape[:dims])
-    validity = x.full_validity
-    valid = x.data.new_ones((), dtype=torch.int8).expand(x.shape) if validity is None else as_int8(validity)
-    any_valid = _any_of_element(valid, dims)
-    stores_validity = validity is not None and (dims < x.ndim or block is not None)
-    data = [] if gradients_may_flow(x.data) else [x.data.detach().view(BITS.get(x.dtype.itemsize, x.dtype))]
-    carried = [*data, valid] if stores_validity else data
-    pieces, stored = layout.from_large_mask(any_valid, carried, block)
-    pattern = Pattern(layout, sizes, pieces, block)
-    inner_validity = stored[-1] if stores_validity else None
-    if data:
-        return pattern, stored[0].view(x.dtype), inner_validity
-    positions = ravel(pattern.listed_coordinates(), pattern.listed_sizes())
-    grid = x.data if block is None else to_block_grid(x.data, len(sizes), block)
-    values = grid.reshape(-1, *grid.shape[len(sizes) :]).index_select(0, positions)
-    return pattern, values, inner_validity
-
-
-def _from_whole_elements(x: Dense, validity: Tensor | None, layout: Layout, dims: int) -> Sparse:
-    """`from_dense` if all values of an element have the same validity: one check per element, and one copy."""
-    sizes = tuple(x.shape[:dims])
-    lengths = _known_lengths(x) if dims == 2 else None
-    if validity is None:
-        positions = torch.arange(math.prod(sizes) if x.data.numel() else 0, device=x.device)
-    elif lengths is not None:
-        valid = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
-        positions = as_bool(valid).nonzero_static(size=sum(lengths))[:, 0]
-    else:
-        valid = validity.reshape(validity.shape[:dims]).expand(sizes).reshape(-1)
-        positions = as_bool(valid).nonzero()[:, 0] if x.data.numel() else valid.new_zeros(0, dtype=torch.int64)
-    coordinates = unravel(positions, sizes)
-    if not layout.row_major:
-        order = layout.order_of(coordinates, sizes)
-        positions, coordinates = positions[order], tuple(c[order] for c in coordinates)
-    values = x.data.flatten(0, dims - 1) if dims > 1 else x.data
-    moved = on_signed_bits(lambda bits: bits.index_select(0, positions), values)
-    pattern = pattern_of(layout, coordinates, sizes)
-    if lengths is not None and layout.of_sequences:
-        pattern.cached("lengths", lambda: lengths)
-    return Sparse(Dense(moved), pattern)
-
-
-def remember_lengths(validity: Tensor, lengths: Sequence[int]) -> None:
-    """How many elements each row of a mask (B, T, 1, ...) on a device has, which the host knows: storing them sparsely
-    then waits for nothing.
-    """
-    if not validity.is_inference():
-        kept_with(validity)[_LENGTHS] = list(lengths)
-
-
-_LENGTHS = ("lengths",)
-
-
-def _known_lengths(x: Dense) -> list[int] | None:
-    """What `remember_lengths` keeps of the mask of a record; None if nothing, or on a mask of other rows."""
-    mask = x.validity
-    if mask is None or not computed_at_once(mask) or mask.is_inference() or mask.shape[:2] != x.shape[:2]:
-        return None
-    return kept_with(mask).get(_LENGTHS) if mask.ndim == x.ndim and x.data.numel() else None
-
-
-# ---------------------------------------------------------------------------------------- other layouts and dimensions
-
-
-def to_layout(x: Sparse, layout: Layout, block: tuple[int, int] | None = None) -> Sparse:
-    """The same elements in another layout; nothing of the dense tensor's size is allocated."""
-    source, sizes = x.pattern.layout, x.pattern.sizes
-    if layout == source and block == x.pattern.block:
-        return x
-    if not layout.exact:
-        return _to_inexact(x, layout, block or (x.pattern.block if layout.blocks else None))
-    if layout.takes_pieces_of(source, x.pattern.ndim):
-        return Sparse(x.values, Pattern(layout, sizes, x.pattern.pieces))
-    flat, coordinates = unpadded_elements(x)
-    if not source.exact:
-        return from_coordinates(layout, coordinates, flat, sizes)
-    new_order, old_order = (side.index_order(range(x.pattern.ndim)) for side in (layout, source))
-    if new_order == old_order:
-        return Sparse(flat, pattern_of(layout, coordinates, sizes))
-    if new_order != (*old_order[:-2], *old_order[:-3:-1]):
-        return from_coordinates(layout, coordinates, flat, sizes)
-    # From row-major to column-major or back: a stable sort by all but the last index is enough.
-    extents = [sizes[d] for d in new_order[:-1]]
-    order = sorted_order(ravel([coordinates[d] for d in new_order[:-1]], extents), math.prod(extents))
-    return Sparse(flat.take_rows(order), pattern_of(layout, tuple(c[order] for c in coordinates), sizes))
-
-
-def with_sparse_dims(x: Sparse, dims: int) -> Sparse:
-    """The same elements with the first `dims` dimensions sparse: in COO, or `x` itself if it has as many.
-
-    Nothing of the dense tensor's size is allocated. NotLowered for more sparse dimensions while tracing.
-    """
-    sizes, additional = tuple(x.shape[:dims]), dims - x.pattern.ndim
-    if additional == 0:
-        return x
-    if additional > 0 and being_traced(x.values.data):
-        raise NotLowered("the number of valid elements in dense dimensions is not known while tracing")
-    flat, coordinates = unpadded_elements(x)
-    if additional > 0:
-        valid = as_bool(as_int8(full_mask(flat)))
-        any_valid = valid.flatten(1 + additional).any(-1) if valid.ndim > 1 + additional else valid
-        index = any_valid.nonzero(as_tuple=True)
-        all_coordinates = (*(c[index[0]] for c in coordinates), *index[1:])
-        values = flat.map(lambda t: t[index])
-        return from_coordinates(COO, all_coordinates, Dense(values.data) if dims == x.ndim else values, sizes)
-    unique, inverse = unique_keys(ravel(coordinates[:dims], sizes), math.prod(sizes))
-    index = (inverse, *coordinates[dims:])
-    shape = (unique.shape[0], *x.shape[dims:])
-    validity = torch.zeros(shape, dtype=torch.int8, device=x.device).index_put(index, as_int8(full_mask(flat)))
-    data = on_signed_bits(lambda bits: bits.new_zeros(shape).index_put(index, bits), flat.data)
-    return Sparse(Dense(data, validity), pattern_of(COO, unravel(unique, sizes), sizes))
-
-
-def unpadded_elements(x: Sparse) -> tuple[Dense, Coordinates]:
-    """The values in storage order, (n, *dense), and their coordinates, without the padding of an inexact layout.
-
-    Elements without any valid value are dropped there: block layouts, for one, store them to complete their blocks. A
-    traced graph keeps them, since it would have to guard on their number.
-    """
-    flat, coordinates = x.flat, x.pattern.coordinates()
-    return (flat, coordinates) if x.pattern.layout.exact else drop_invalid(flat, coordinates)
-
-
-def drop_invalid(values: Dense, coordinates: Sequence[Tensor]) -> tuple[Dense, Coordinates]:
-    """The elements with a valid value, and their coordinates; all elements while tracing."""
-    if values.validity is None or being_traced(values.data):
-        return values, tuple(coordinates)
-    valid = as_bool(as_int8(values.full_validity))  # type: ignore[arg-type]
-    index = (valid.flatten(1).any(1) if valid.ndim > 1 else valid).nonzero()[:, 0]
-    remaining = Dense(gather(values.data, (index,))) if values.ndim == 1 else values.take_rows(index)
-    return remaining, tuple(c[index] for c in coordinates)
-
-
-def without_invalid(x: Sparse) -> Sparse:
-    """The same record without elements or blocks that are fully invalid.
-
-    Unchanged while tracing, and in inexact layouts without blocks, which would store them again.
-    """
-    pattern = x.pattern
-    if x.values.validity is None or being_traced(x.values.data) or not (pattern.layout.exact or pattern.layout.blocks):
-        return x
-    values, coordinates = drop_invalid(x.values, tuple(c.to(torch.int64) for c in pattern.listed_coordinates()))
-    if values.shape[0] == x.values.shape[0]:
-        return Sparse(values, pattern)
-    pieces = pattern.layout.pieces_of(coordinates, pattern.listed_sizes(), pattern.pieces[0].dtype)
-    return Sparse(values, Pattern(pattern.layout, pattern.sizes, pieces, pattern.block))
-
-
-def _to_inexact(x: Sparse, layout: Layout, block: tuple[int, int] | None) -> Sparse:
-    """The same elements in an inexact layout, padded with invalid ones."""
-    sizes = x.pattern.sizes
-    if block is not None:
-        layout.check_block(sizes, block)
-    flat, coordinates = unpadded_elements(x)
-    pieces, slots = layout.cover(coordinates, sizes, block)
-    pattern = Pattern(layout, sizes, pieces, block)
-    return Sparse(placed(flat, slots, pattern.stored).map(pattern.fold), pattern)
-
-
-# ------------------------------------------------------------------------------------------ records from coordinates
-
-
-def from_coordinates(layout: Layout, coordinates: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
-    """A record of elements at distinct coordinates in any order; they are sorted to the order of `layout`."""
-    order = layout.order_of(coordinates, sizes)
-    return Sparse(flat.take_rows(order), pattern_of(layout, tuple(c[order] for c in coordinates), sizes))
-
-
-def coalesce(layout: Layout, coordinates: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
-    """A record of elements in which those at equal coordinates are accumulated: the sum of the valid ones, valid if one
-    of them is.
-
-    Half precision is summed in float32 and rounded once; bool is combined by logical or. The order of summation is that
-    of the elements.
-    """
-    extents = layout.index_order(sizes)
-    keys = ravel(layout.index_order(coordinates), extents)
-    if flat.validity is None and not being_traced(keys):
-        unique, data = merge_duplicates(keys, flat.data)
-        return Sparse(Dense(data), pattern_of(layout, layout.index_order(unravel(unique, extents)), sizes))
-    unique, inverse = unique_keys(keys, math.prod(extents))
-    shape = (unique.shape[0], *flat.shape[1:])
-    total = sums_of_rows(shape[0], inverse, flat.filled(0))
-    validity = flat.full_validity
-    if validity is not None:
-        zeros = torch.zeros(shape, dtype=torch.int32, device=flat.device)
-        validity = as_int8(zeros.index_add(0, inverse, validity.to(torch.int32)) > 0)
-    merged = layout.index_order(unravel(unique, extents))
-    return Sparse(Dense(total, validity), pattern_of(layout, merged, sizes))
-
-
-def sum_of_union(records: Sequence[Sparse]) -> Sparse:
-    """The sum of valid contributions, in the layout of the first record; see :func:`coalesce`."""
-    first = records[0]
-    dtype = dtype_of_sum([record.values.data for record in records])
-    if any(record.shape != first.shape for record in records):
-        raise NotLowered(f"records of shapes {[tuple(r.shape) for r in records]} are broadcast")
-    if all(record.pattern.same_as(first.pattern) for record in records):
-        return first.like(accumulate([record.values for record in records]))
-    dims = first.pattern.ndim
-    if being_traced(first.values.data) and (
-        not first.pattern.layout.exact or any(r.pattern.ndim != dims for r in records)
-    ):
-        raise NotLowered("the number of blocks or rows of the sum is not known while tracing")
-    parts = [unpadded_elements(with_sparse_dims(r, dims)) for r in records]
-    coordinates = tuple(torch.cat(indices) for indices in zip(*(c for _, c in parts), strict=True))
-    flats = [Dense(flat.data.to(dtype), flat.validity) for flat, _ in parts]
-    layout = first.pattern.layout
-    total = coalesce(layout.exact_sibling, coordinates, concat_values(flats), first.pattern.sizes)
-    return to_layout(total, layout, first.pattern.block)
-
-
-def concat_values(flats: Sequence[Dense], dim: int = 0) -> Dense:
-    """The concatenation of values along `dim`."""
-    data = torch.cat([flat.data for flat in flats], dim)
-    if all(flat.validity is None for flat in flats):
-        return Dense(data)
-    return Dense(data, torch.cat([as_int8(full_mask(flat)) for flat in flats], dim))

@@ -3,13 +3,15 @@
 Reductions need the sum and the extremum of each slice, and per-slice values broadcast back to the elements. All of
 these take one pass over the stored elements and do not depend on the length of the longest slice, so that one graph
 serves all inputs.
+
+Rules that run slice by slice get *padded rows* (:class:`PaddedRows`): the stored elements of each slice side by side.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,14 +20,14 @@ from torch.autograd import forward_ad
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.records.dense import Dense
 from op_registry.records.dtypes import SIGNED, accumulation_dtype
+from op_registry.records.fill import fill_bits, widened
 from op_registry.records.own_function import OwnFunction
 from op_registry.records.slices import Extremum
 from op_registry.records.tracing import being_traced, computed_at_once
 from op_registry.records.validity import as_bool, as_int8
-from op_registry.sparse.coordinates import Coordinates, unique_keys, unravel
-from op_registry.sparse.pattern import Pattern
-from op_registry.sparse.record import NotLowered, Sparse
-from op_registry.sparse.segment_kernels import IDENTITY, WIDTH, Reduction, RowChunks, is_worthwhile
+from op_registry.sparse.convert import placed
+from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
+from op_registry.sparse.record import NotLowered, Pattern, Sparse
 
 
 def few_of(slices: int, pattern: Pattern) -> bool:
@@ -193,3 +195,129 @@ def segment_exponentials(over: Segments, x: Dense) -> tuple[Dense, Tensor, Tenso
     # 0 in place of -inf for slices without a valid element: anomaly detection inspects masked values, too.
     peak = torch.where(as_bool(over.exists(x)), peak, 0)
     return x, peak, over.broadcast_to_elements(peak)
+
+
+# ------------------------------------------------------------------------------------------------------------ long rows
+# torch's segment_reduce adds elements one by one, each addition waiting for the previous one. Here the values are
+# split into chunks of a fixed width: chunks inside one row are added as vectors, and the elements that a row has in
+# the chunks at its two edges are selected by a mask. The chunking depends on the pattern alone and is cached with it.
+
+aten = torch.ops.aten
+
+Reduction = Literal["sum", "amax", "amin"]
+
+# Shorter rows, on average, are reduced directly: most of their elements are in edge chunks.
+LONG = 64
+WIDTH: dict[Reduction, int] = {"sum": 16, "amax": 32, "amin": 32}
+IDENTITY: dict[Reduction, float] = {"sum": 0, "amax": -math.inf, "amin": math.inf}
+
+
+class RowChunks:
+    """How rows with boundaries `ends` (rows + 1,) divide into chunks of `width` values.
+
+    inner         the chunks that lie inside one row, by row
+    inner_ends    where those of each row start and end in `inner`, (rows + 1,)
+    edges         (2 · rows,): the chunk in which each row starts, then the one in which each ends
+    edge_mask     (2 · rows, width): which elements of these belong to the row, as `fill.widened` returns it for `dtype`
+    remainder     the row of each element behind the last whole chunk
+    """
+
+    def __init__(self, ends: Tensor, stored: int, width: int, dtype: torch.dtype) -> None:
+        self.width, self.chunks = width, stored // width
+        ends = ends.to(torch.int64)
+        begin, end = ends[:-1], ends[1:]
+        self.rows = begin.shape[0]
+        first = (begin + width - 1) // width
+        number = (end // width - first).clamp(min=0)
+        self.inner_ends = torch.cat([number.new_zeros(1), number.cumsum(0)])
+        shift = torch.repeat_interleave(first - self.inner_ends[:-1], number)
+        self.inner = torch.arange(shift.shape[0], device=ends.device) + shift
+        lane = torch.arange(width, device=ends.device)
+        # A row within one chunk is counted at its head. A row that starts at a chunk boundary has no head: its elements
+        # are in inner chunks or in its tail.
+        head_chunk, tail_chunk = begin // width, end // width
+        head = head_chunk.unsqueeze(1) * width + lane
+        tail = tail_chunk.unsqueeze(1) * width + lane
+        has_head = (begin % width != 0).unsqueeze(1)
+        has_tail = (head_chunk != tail_chunk).unsqueeze(1) | ~has_head
+        in_head = has_head & (head >= begin.unsqueeze(1)) & (head < end.unsqueeze(1))
+        in_tail = has_tail & (tail >= begin.unsqueeze(1)) & (tail < end.unsqueeze(1))
+        last = self.chunks - 1
+        in_head &= (head_chunk <= last).unsqueeze(1)
+        in_tail &= (tail_chunk <= last).unsqueeze(1)
+        self.edge_mask = widened(as_int8(torch.cat([in_head, in_tail])), dtype)
+        self.edges = torch.cat([head_chunk, tail_chunk]).clamp(max=last)
+        rest = torch.arange(self.chunks * width, stored, device=ends.device)
+        self.remainder = torch.searchsorted(ends, rest, right=True) - 1
+
+    def reduce(self, values: Tensor, reduction: Reduction) -> Tensor:
+        """(rows,): the sum or extremum of each row; the reduction's identity for an empty row."""
+        table = values[: self.chunks * self.width].view(self.chunks, self.width)
+        identity = IDENTITY[reduction]
+        edges = fill_bits(table.index_select(0, self.edges), self.edge_mask, identity)
+        head, tail = edges.view(2, self.rows, self.width).unbind(0)
+        rest = values[self.chunks * self.width :]
+        if reduction == "sum":
+            # torch's embedding_bag adds whole rows of a table.
+            bags = aten._embedding_bag_forward_only(table, self.inner, self.inner_ends, False, 0, False, None, True)
+            return (bags[0] + head + tail).sum(1).index_add(0, self.remainder, rest)
+        of_chunks = getattr(table, reduction)(1).index_select(0, self.inner)
+        torch_name = reduction[1:]
+        inner = torch.segment_reduce(
+            of_chunks, torch_name, offsets=self.inner_ends, axis=0, unsafe=True, initial=identity
+        )
+        combine = torch.maximum if reduction == "amax" else torch.minimum
+        result = combine(inner, getattr(combine(head, tail), reduction)(1))
+        return result.scatter_reduce(0, self.remainder, rest, reduction) if rest.shape[0] else result
+
+
+def is_worthwhile(stored: int, rows: int, values: Tensor) -> bool:
+    """Whether rows are long enough for chunks, and the kernels used here support the values."""
+    return stored >= max(LONG * rows, 2**14) and values.dtype in (torch.float32, torch.float64) and values.is_cpu
+
+
+# ---------------------------------------------------------------------------------------------------------- padded rows
+
+
+class PaddedRows:
+    """The stored elements of each slice as one row of a dense record of shape (slices, width, *dense).
+
+    A slice runs over the sparse dimensions `along`; there is one for each combination of indices in the other sparse
+    dimensions. A row keeps the order of its elements and is padded with invalid ones. `at_least` is the smallest width:
+    with the default of 1, a slice without stored elements is a row without valid ones rather than an empty row.
+
+    With `occupied`, slices without stored elements have no row if most have none.
+    """
+
+    def __init__(self, x: Sparse, along: Sequence[int], at_least: int = 1, *, occupied: bool = False) -> None:
+        pattern = x.pattern
+        if being_traced(pattern.pieces[0]):
+            raise NotLowered("the length of the longest slice is not known while tracing")
+        self.over = over = Segments(x, along, occupied=occupied)
+        self.slices, row = over.slices, over.segment_ids
+        position_in_slice = pattern.raveled(along)
+        extents = [self.slices, math.prod(pattern.sizes[d] for d in along)]
+        order = ravel([row, position_in_slice], extents).argsort()
+        sorted_row = row[order]
+        counts = over.stored_counts
+        starts = counts.cumsum(0) - counts
+        column = torch.arange(pattern.stored, device=x.device) - starts[sorted_row]
+        self.width = max(int(counts.max()) if self.slices else 0, at_least)
+        # Where each stored element lies in the flattened rows.
+        self.slots = torch.empty_like(row).index_copy(0, order, sorted_row * self.width + column)
+        self._position_in_slice = position_in_slice
+
+    def pad(self, flat: Dense) -> Dense:
+        """Values in storage order, (stored, *dense), as padded rows."""
+        rows = placed(flat, self.slots, self.slices * self.width)
+        return rows.map(lambda t: t.reshape(self.slices, self.width, *flat.shape[1:]))
+
+    def unpad(self, rows: Dense) -> Dense:
+        """Values of padded rows in storage order."""
+        return rows.map(lambda t: t.reshape(-1, *t.shape[2:])[self.slots])
+
+    def positions_in_slice(self) -> Tensor:
+        """The position of each element within the original slice, (slices, width); 0 in the padding."""
+        positions = self._position_in_slice
+        flat = torch.zeros(self.slices * self.width, dtype=torch.int64, device=positions.device)
+        return flat.index_copy(0, self.slots, positions).reshape(self.slices, self.width)

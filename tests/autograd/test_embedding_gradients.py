@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from op_registry.sparse.coalesce import merge_duplicates, sort_indices
+from op_registry.sparse.coordinates import merge_duplicates, sort_indices
 
 ROWS, WIDTH = 9, 4
 INDICES = torch.tensor([[1, 3, 3], [7, 1, 5]])

@@ -30,7 +30,7 @@ from op_registry.conformance.variations import FOLDED, storable, with_other_numb
 from op_registry.conformance.verdict import answer_of
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import valid_in_all
-from op_registry.sparse.gather_scatter import gather
+from op_registry.sparse.coordinates import gather
 from op_registry.sparse.record import NotLowered, Sparse
 
 aten = torch.ops.aten

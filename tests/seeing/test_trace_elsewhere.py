@@ -14,7 +14,7 @@ from masked_dispatch.densification import on_densify
 from op_registry import registry
 from op_registry.authoring import Dense, Sparse, to_dense
 from op_registry.registry import Overlay
-from op_registry.sparse.record import on_dense
+from op_registry.sparse.convert import on_dense
 from traced_tensors import names, some
 
 aten = torch.ops.aten

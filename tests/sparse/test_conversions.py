@@ -11,10 +11,10 @@ from torch import Tensor
 
 import masked_dispatch as md
 from op_registry.records.dense import Dense
-from op_registry.sparse import convert as conversions
-from op_registry.sparse.compressed import BSC, BSR, CSC, CSR
-from op_registry.sparse.layout import COO, Layout
-from op_registry.sparse.record import Sparse, from_dense, to_dense, to_layout
+from op_registry.sparse import compaction as conversions
+from op_registry.sparse.convert import from_dense, to_dense, to_layout
+from op_registry.sparse.layout import BSC, BSR, COO, CSC, CSR, Layout
+from op_registry.sparse.record import Sparse
 
 LAYOUTS = (COO, CSR, CSC, BSR, BSC)
 # shape, sparse dimensions

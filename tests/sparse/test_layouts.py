@@ -14,9 +14,19 @@ import masked_dispatch as md
 from numbered_layout import NUMBERED, same, some
 from op_registry.authoring import Layout, register_layout
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.sparse.compressed import BSC, BSR, CSC, CSR, PACKED, Compressed
-from op_registry.sparse.layout import COO, Coo
-from op_registry.sparse.layout_registry import BUILT_IN, layout_named, layout_of
+from op_registry.sparse.layout import (
+    BSC,
+    BSR,
+    BUILT_IN,
+    COO,
+    CSC,
+    CSR,
+    PACKED,
+    Compressed,
+    Coo,
+    layout_named,
+    layout_of,
+)
 
 # ---------------------------------------------------------------------------------------------------- the built-in ones
 

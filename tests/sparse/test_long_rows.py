@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import masked_dispatch as md
-from op_registry.sparse.segment_kernels import IDENTITY, LONG, RowChunks
+from op_registry.sparse.segments import IDENTITY, LONG, RowChunks
 
 
 @given(

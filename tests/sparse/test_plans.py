@@ -9,9 +9,8 @@ import torch
 
 from op_registry.authoring import COO, Bound, Dense, NotLowered, Sparse, from_dense, registry
 from op_registry.dimensions.labels import Labels
-from op_registry.sparse import plans
-from op_registry.sparse.lowering import run_sparsely
-from op_registry.sparse.plans import planned
+from op_registry.sparse import lowering as plans
+from op_registry.sparse.lowering import planned, run_sparsely
 
 aten = torch.ops.aten
 

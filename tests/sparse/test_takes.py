@@ -11,8 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_registry.authoring import COO, PACKED, Bound, Dense, Permuted, Rule, Sparse, from_dense, registry
-from op_registry.sparse.lowering import FirstOf, OnCall
-from op_registry.sparse.takes import Takes, listed
+from op_registry.sparse.lowering import FirstOf, OnCall, Takes, listed
 
 aten = torch.ops.aten
 

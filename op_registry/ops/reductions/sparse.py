@@ -2,7 +2,7 @@
 
 Law: that of rules.py; elements that are not stored are invalid and take no part. Each reduction is written in the sum
 and the extremum of the stored elements of a slice (op_registry/sparse/segments.py), which take one pass over the stored
-elements and can be compiled. Other operators and calls run on padded rows (op_registry/sparse/padded_rows.py).
+elements and can be compiled. Other operators and calls run on padded rows (op_registry/sparse/segments.py).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from op_registry.fuzz.laws import LAWS
 from op_registry.fuzz.programs import Program, Source, Step, run
 from op_registry.fuzz.steps import endless, left_open
 from op_registry.ops.contractions import distances
-from op_registry.sparse import convert
+from op_registry.sparse import compaction as convert
 
 aten = torch.ops.aten
 

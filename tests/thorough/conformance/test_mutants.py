@@ -13,9 +13,10 @@ from op_registry.conformance import mutants
 from op_registry.conformance.mutant_ways import WAYS, Call, Way
 from op_registry.conformance.mutants import EQUIVALENT, Fate, Job, Mutant
 from op_registry.records.dense import Dense
-from op_registry.sparse.compressed import CSR
+from op_registry.sparse.convert import from_dense
+from op_registry.sparse.layout import CSR
 from op_registry.sparse.lowering import run_sparsely
-from op_registry.sparse.record import Sparse, from_dense
+from op_registry.sparse.record import Sparse
 
 # Each way once, on the dense run of a rule that it fits, and the first law that sees it ("≡": no law may).
 EACH_WAY = [

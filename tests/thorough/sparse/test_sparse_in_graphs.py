@@ -15,8 +15,7 @@ from merged_views import MERGED
 from numbered_layout import NUMBERED
 from numbered_layout import same as equal
 from numbered_layout import some as numbers
-from op_registry.sparse.compressed import CSR
-from op_registry.sparse.layout_registry import version_of
+from op_registry.sparse.layout import CSR, version_of
 from packed_batches import D, batch, same
 from permuted_rows import permuted
 from stored_rows import some
