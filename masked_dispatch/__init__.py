@@ -84,8 +84,8 @@ from masked_dispatch.api.windows import windows
 from masked_dispatch.autograd import engine as _gradients
 from masked_dispatch.caller_warnings import BatchEndWarning, EmptiedSampleWarning
 from masked_dispatch.densify_policy import DensificationWarning, densify
+from masked_dispatch.dispatch import assign as _assign
 from masked_dispatch.dispatch import compile as _compile
-from masked_dispatch.dispatch import extents as _extents
 from masked_dispatch.dispatch import ladder as _dispatch
 from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import gradients_of_others as _gradients_of_others
@@ -111,7 +111,7 @@ _caller_warnings.install()
 _library.install()
 _dispatch.install()
 _compile.install()
-_extents.install()
+_assign.install()
 _outside_dispatch.install()
 _gradients.install()
 _gradients_of_others.install()

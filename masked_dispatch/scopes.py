@@ -3,7 +3,7 @@
 What autograd runs later belongs to the scopes in which it was recorded: the backward of an autograd function, and what
 a checkpoint computes again. But a scope is the value of a ContextVar, in the thread and for the time of its block, and
 backward runs at another time, perhaps in another thread. So the values are stored with the recorded function,
-and put in force again when it runs. (masked_dispatch/dispatch/overlays.py does this for torch's own nodes.)
+and put in force again when it runs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from masked_dispatch.engine_internals import run_later_within
-from op_registry.registry import registry
+from torch import Tensor
+
+from masked_dispatch.engine_internals import called_by_engine, current_node, engine_run, run_later_within
+from op_registry.registry import Scope, registry
 
 # The value of each kind of scope.
 Scopes = tuple[object, ...]
@@ -72,3 +74,31 @@ def remember() -> None:
     So programs without scopes do not pay for them, and what was recorded before this call was recorded outside.
     """
     run_later_within(current, within, outside())
+
+
+# --------------------------------------------------------------------------------------------------- torch's own nodes
+# Rules are plain differentiable torch, so their nodes do not depend on overlays; nor do nodes of views, whose formulas
+# run on plain gradients. torch's own nodes of writes do: their formulas call operators on masked gradients, later, in
+# any thread that the engine uses. Such a node stores the overlays under which autograd recorded it, and a kernel that
+# its formula calls applies exactly these.
+
+_KEY = "masked_dispatch.overlays"
+_AS_THEY_ARE = contextlib.nullcontext()
+
+
+def remember_overlays(written: Tensor) -> None:
+    """Store the current overlays on the node that has just recorded a write to a tensor, or to a view's base."""
+    if not registry.ever_overlaid or not registry.scope:
+        return
+    node: Any = (written if written._base is None else written._base).grad_fn
+    if node is not None:
+        node.metadata[_KEY] = registry.scope
+
+
+def overlays_of_caller(depth: int) -> contextlib.AbstractContextManager[None]:
+    """For the kernel `depth` frames up: the overlays of the node whose formula called it, else the current ones."""
+    if not registry.ever_overlaid or engine_run() < 0 or not called_by_engine(depth + 1):
+        return _AS_THEY_ARE
+    node = current_node()  # None in callbacks that the engine runs after a node, as DistributedDataParallel's reducer
+    remembered: Scope = () if node is None else node.metadata.get(_KEY, ())
+    return registry.within(remembered)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from masked_dispatch.api.windows import HasMeaning, windows
 from masked_dispatch.compiler_internals import check_dtype_in_graph
-from masked_dispatch.dispatch.plain_state import split_masked_state
+from masked_dispatch.dispatch.compile import split_masked_state
 from masked_dispatch.interop.crossing import as_masked, filled, mask_of, takes
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_flatten, tree_map, tree_unflatten

@@ -12,9 +12,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from masked_dispatch.compiler_internals import (
     accept_unused_outputs,
@@ -33,8 +35,8 @@ from masked_dispatch.compiler_internals import (
 )
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel
 from masked_dispatch.dispatch.kernel_table import kernel_table
-from masked_dispatch.dispatch.plain_state import split_masked_state
 from masked_dispatch.dispatch.views import known_from_graph, view_from_graph
+from masked_dispatch.interop.crossing import as_masked, filled
 from masked_dispatch.interop.gradients_of_others import in_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, refuse_tangent
@@ -89,3 +91,60 @@ def _teach_fused_multiply_add() -> None:
         (op,), ELEMENTWISE, run_elementwise, takes_op=True, where="masked_dispatch/dispatch/compile.py", traits=traits
     )
     kernel_table.put(op, elementwise_kernel(op, rule))
+
+
+# ----------------------------------------------------------------------------------------------------- exported modules
+
+
+def split_masked_state(module: nn.Module, save_all: bool = False) -> nn.Module:
+    """Replace masked parameters and buffers of `module` and its children by plain ones, in place; returns the module.
+
+    A masked `w` becomes a parameter (or buffer) `w_data`, 0 where invalid, and a buffer `w_mask`; each read of `w` then
+    computes it from the two. This also replaces masked tensors that are other attributes, and stores a tensor that
+    several modules share once.
+
+    save_all  whether state_dict() from now on includes buffers that it left out
+    """
+    parts: dict[int, tuple[Tensor, Tensor]] = {}
+    for owner in module.modules():
+        _split(owner, parts, save_all)
+    return module
+
+
+def _split(owner: nn.Module, parts: dict[int, tuple[Tensor, Tensor]], save_all: bool) -> None:
+    reads: dict[str, property] = {}
+    for holder in (owner._parameters, owner._buffers, vars(owner)):
+        for name, value in list(holder.items()):
+            if not isinstance(value, MaskedTensor):
+                continue
+            if id(value) not in parts:
+                parts[id(value)] = _parts_of(value, is_parameter=holder is owner._parameters)
+            data, mask = parts[id(value)]
+            transient = holder is vars(owner) or name in owner._non_persistent_buffers_set
+            persistent = save_all or not transient
+            del holder[name]
+            if isinstance(data, nn.Parameter):
+                owner.register_parameter(f"{name}_data", data)
+            else:
+                owner.register_buffer(f"{name}_data", data, persistent)
+            owner.register_buffer(f"{name}_mask", mask, persistent)
+            reads[name] = property(_masked_again(name))
+    if reads:
+        owner.__class__ = type(type(owner).__name__, (type(owner),), {**reads, "__module__": type(owner).__module__})
+
+
+def _parts_of(tensor: MaskedTensor, is_parameter: bool) -> tuple[Tensor, Tensor]:
+    """The data, 0 where invalid, as a leaf of the same kind, and the mask."""
+    data = filled(tensor).detach()
+    if is_parameter:
+        data = nn.Parameter(data, tensor.requires_grad)
+    return data, tensor.get_mask()
+
+
+def _masked_again(name: str) -> Callable[[Any], Tensor]:
+    data_name, mask_name = f"{name}_data", f"{name}_mask"
+
+    def read(self: Any) -> Tensor:
+        return as_masked(getattr(self, data_name), getattr(self, mask_name))
+
+    return read

@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import checked_validity
 from masked_dispatch.autograd.engine import sum_of_gradients
-from masked_dispatch.dispatch.run_rule import Kernel, rule_kernel
-from masked_dispatch.dispatch.selections import name_selections
+from masked_dispatch.dispatch.kernel_table import Kernel
+from masked_dispatch.dispatch.run_rule import name_selections, rule_kernel
 from masked_dispatch.engine_internals import called_by_engine, engine_run
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap

@@ -18,7 +18,7 @@ operator that autograd has recorded with the plain operator's formula: its gradi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,41 +28,43 @@ from torch._ops import OpOverload
 from masked_dispatch import scopes
 from masked_dispatch.autograd.dense import plain_gradient
 from masked_dispatch.autograd.engine import needs_plain_gradient
-from masked_dispatch.autograd.sparse import strided_operands
+from masked_dispatch.autograd.reached import carry_nothing, joined
+from masked_dispatch.autograd.sparse import strided_operands, unwrap_any, wrap_any
 from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.dispatch.assign import assign_below, change_metadata_below, record_below, update
 from masked_dispatch.dispatch.control_flow import CONTROL_FLOW
-from masked_dispatch.dispatch.extents import shaped_like
 from masked_dispatch.dispatch.fast_paths import elementwise_kernel, reduction_kernel, rows_kernel
-from masked_dispatch.dispatch.foreach import foreach_kernel
-from masked_dispatch.dispatch.gradients import called_with_gradients
-from masked_dispatch.dispatch.kernel_table import kernel_table
-from masked_dispatch.dispatch.overlays import overlays_of_caller
+from masked_dispatch.dispatch.kernel_table import Kernel, kernel_table
 from masked_dispatch.dispatch.run_rule import (
     SPARSE,
-    Kernel,
     has_masked,
+    lowered,
+    lowered_and_written,
+    lowered_by,
     masked_arguments,
     rule_kernel,
+    run_in_steps,
     run_rule,
     storage_among,
 )
-from masked_dispatch.dispatch.sparse import lowered, lowered_by
-from masked_dispatch.dispatch.steps import run_in_steps
 from masked_dispatch.dispatch.views import metadata_kernel, strided_view_below, view_below, view_kernel
 from masked_dispatch.dispatch.writes import (
-    assign_below,
-    change_metadata_below,
     factory_out_kernel,
     filling_kernel,
+    foreach_kernel,
     inplace_kernel,
     out_kernel,
     resizing_kernel,
-    update,
 )
-from masked_dispatch.engine_internals import calling_frame, carries_older_vmap, delegating
+from masked_dispatch.engine_internals import called_by_engine, calling_frame, carries_older_vmap, delegating, engine_run
 from masked_dispatch.forks import Lock
+from masked_dispatch.scopes import overlays_of_caller
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.messages import no_rule, passed_to_torch_func, returned_to_torch_func
+from masked_dispatch.tensor.messages import (
+    no_rule,
+    passed_to_torch_func,
+    returned_to_torch_func,
+)
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
@@ -79,6 +81,8 @@ from masked_dispatch.torch_internals import (
     values_in_transform,
 )
 from op_registry import MaskedSemanticsError, registry, resolve
+from op_registry.extents.found import there_too
+from op_registry.extents.writes import of_target
 from op_registry.laws.categories import COMPOSITE, ELEMENTWISE, REDUCTION, REFUSED
 from op_registry.records.tracing import being_traced, set_transform_probes
 from op_registry.registry import Caller
@@ -302,7 +306,8 @@ def sparse_below(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             f"stored as {args[0].storage_layout}: its indices would have to be recomputed. Use the form that returns a "
             "tensor."
         )
-    return lowered(op, args, kwargs, below=True)
+    serve = lowered_and_written if schema_of(op).is_mutable else lowered
+    return serve(op, args, kwargs, below=True)
 
 
 # Cache of the handlers that below_autograd uses without overlays, by overload; a changed rule clears it.
@@ -454,3 +459,91 @@ def install() -> None:
     serve_higher_order_operators()
     for op in (aten._make_dual.default, aten._unpack_dual.default):
         kernel_table.put(op, dual_kernel(op))
+
+
+# ------------------------------------------------------------------------------------------- results shaped like others
+
+
+def shaped_like(decompose: Kernel) -> Kernel:
+    """The kernel of an operator whose results take their shapes from its tensors: `expand_as`, `broadcast_tensors`.
+
+    A result takes the extent of a tensor, too, along dimensions whose positions this numbers and its own source does
+    not. `decompose` computes the results, as torch does.
+    """
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        result = decompose(keyset, *args, **kwargs)
+        if isinstance(result, Tensor):
+            return _with_extent_of(result, *args, *kwargs.values())
+        (tensors,) = args or kwargs.values()
+        return [_with_extents_of(r, tensor, tensors) for r, tensor in zip(result, tensors, strict=True)]
+
+    return kernel
+
+
+def _with_extents_of(result: Tensor, source: Tensor, targets: Sequence[Tensor]) -> Tensor:
+    for target in targets:
+        if target is not source and target.ndim == result.ndim:
+            result = _with_extent_of(result, source, target)
+    return result
+
+
+def _with_extent_of(result: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    if not isinstance(target, MaskedTensor) or target._extent is None:
+        return result
+    for factor in of_target(record_below(target), record_below(source)):
+        record = unwrap_any(result)
+        result = joined(result, record, wrap_any(there_too(record, factor)))
+    return result
+
+
+# ----------------------------------------------------------------------------------------- with gradients of the engine
+
+
+def gradient_storing_kernel(kernel: Kernel, store: Callable[..., Tensor]) -> Kernel:
+    """The kernel of an operator that the engine also calls to make a `.grad` from a gradient; `store` does that."""
+
+    @delegating
+    def storing_or(keyset: DispatchKeySet, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if needs_plain_gradient(x, 1):
+            return store(x, *args, **kwargs)
+        return kernel(keyset, x, *args, **kwargs)
+
+    return storing_or
+
+
+def _copy_for_plain_leaf(grad: Tensor, *, memory_format: torch.memory_format | None = None) -> Tensor:
+    return plain_gradient(grad, None).clone(memory_format=memory_format or torch.preserve_format)
+
+
+def _zeros_for_plain_leaf(grad: Tensor, size: list[int], stride: list[int], **options: Any) -> Tensor:
+    """Memory into which the engine then copies the gradient: an update, so that invalid elements stay zero."""
+    options["device"] = options.get("device") or grad.device
+    options["dtype"] = options.get("dtype") or grad.dtype
+    return torch.empty_strided(size, stride, **options).zero_()
+
+
+# Besides `detach`, the engine calls these to make a `.grad` from a gradient (torch's accumulate_grad.h).
+_STORING_GRADIENTS: dict[OpOverload, Callable[..., Tensor]] = {
+    aten.clone.default: _copy_for_plain_leaf,
+    aten.new_empty_strided.default: _zeros_for_plain_leaf,
+}
+
+
+def kernel_of_zeros(kernel: Kernel) -> Kernel:
+    """The kernel of `zeros_like`, with which the engine also makes the gradient of what `copy_` has overwritten."""
+
+    @delegating
+    def zeros(keyset: DispatchKeySet, x: Any, *args: Any, **kwargs: Any) -> Any:
+        made = kernel(keyset, x, *args, **kwargs)
+        return carry_nothing(made) if engine_run() >= 0 and called_by_engine(1) else made
+
+    return zeros
+
+
+def called_with_gradients(op: OpOverload, kernel: Kernel) -> Kernel:
+    """The kernel of an operator, if the engine calls it too: one that does what the engine needs."""
+    if op is aten.zeros_like.default:
+        return kernel_of_zeros(kernel)
+    store = _STORING_GRADIENTS.get(op)
+    return kernel if store is None else gradient_storing_kernel(kernel, store)

@@ -19,9 +19,17 @@ from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, values_
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
 from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.kernel_table import kernel_table
-from masked_dispatch.dispatch.positions import align, ends, order_of_samples, placed_like, places_of_groups, positions
-from masked_dispatch.dispatch.sparse import accumulate_sparse
-from masked_dispatch.dispatch.sparsify import keep_top, keep_where
+from masked_dispatch.dispatch.run_rule import accumulate_sparse
+from masked_dispatch.dispatch.selections import (
+    align,
+    ends,
+    keep_top,
+    keep_where,
+    order_of_samples,
+    placed_like,
+    places_of_groups,
+    positions,
+)
 from masked_dispatch.interop.torch_sparse import stored_indices, stored_values, to_torch_sparse
 from masked_dispatch.tensor.checks import check_mask, check_mask_source, stored_validity
 from masked_dispatch.tensor.code_version import code_version

@@ -6,8 +6,9 @@ program that works only on masked tensors would be a trap (P1: the same errors).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,11 @@ from torch._ops import OpOverload
 
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.torch_internals import schema_of, share_memory, under_transform
+from masked_dispatch.torch_internals import (
+    schema_of,
+    share_memory,
+    under_transform,
+)
 from op_registry.records.tracing import being_traced
 
 OVERLAP = (
@@ -126,3 +131,44 @@ def is_packed(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def check_outputs_on_meta(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> None:
+    """Make the same call on meta tensors: torch itself refuses outputs of wrong dtypes or overlapping memory."""
+    # Found by what shares memory: an address is 0 on some devices, and in the memory of some CUDA graphs.
+    storages: list[tuple[Tensor, torch.UntypedStorage]] = []
+
+    def on_meta(value: object) -> object:
+        if isinstance(value, (list, tuple)):
+            return [on_meta(v) for v in value]
+        if not isinstance(value, Tensor):
+            return value
+        if isinstance(value, SparseMaskedTensor):  # it shares memory with no other argument of a dense call
+            return torch.empty(value.shape, dtype=value.dtype, device="meta")
+        data = value._data if isinstance(value, MaskedTensor) else value.detach()
+        storage = next((s for t, s in storages if share_memory(t, data)), None)
+        if storage is None:
+            storage = torch.UntypedStorage(data.untyped_storage().nbytes(), device="meta")
+            storages.append((data, storage))
+        empty = torch.empty(0, dtype=data.dtype, device="meta")
+        return empty.set_(storage, data.storage_offset(), data.shape, data.stride())  # type: ignore[call-overload]
+
+    meta_outputs = {name: on_meta(output) for name, output in outputs.items()}
+    # We cannot check an operator without a meta kernel.
+    with contextlib.suppress(NotImplementedError):
+        op(*[on_meta(a) for a in args], **{k: on_meta(v) for k, v in kwargs.items()}, **meta_outputs)
+
+
+def shares_memory(target: Tensor, args: Sequence[object]) -> bool:
+    """Whether an argument has the same storage as `target`."""
+    inputs = [t for a in args for t in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(t, Tensor)]
+    return any(share_memory(data_of(t), data_of(target)) for t in inputs)
+
+
+def data_of(tensor: Tensor) -> Tensor:
+    """The plain tensor that holds the values of a tensor, masked or plain."""
+    if isinstance(tensor, SparseMaskedTensor):
+        return tensor._kept_values
+    return tensor._data if isinstance(tensor, MaskedTensor) else tensor

@@ -15,10 +15,10 @@ from torch.autograd.graph import Node
 from masked_dispatch.autograd.dense import checked_validity, data_under, masked_gradient, unwrap
 from masked_dispatch.autograd.reached import carry, moved_back_by_view, what_views_reached
 from masked_dispatch.compiler_internals import never_compiled
-from masked_dispatch.dispatch.overlays import remember_overlays
-from masked_dispatch.dispatch.run_rule import Kernel
-from masked_dispatch.dispatch.sparse import lowered
+from masked_dispatch.dispatch.kernel_table import Kernel
+from masked_dispatch.dispatch.run_rule import lowered
 from masked_dispatch.engine_internals import called_by_functorch
+from masked_dispatch.scopes import remember_overlays
 from masked_dispatch.tensor.extent_sharing import know_extent
 from masked_dispatch.tensor.in_transform import InTransform, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import copy_validity_before_views, make_view_family, shared_validity

@@ -1,37 +1,45 @@
-"""In-place and out= forms: run the functional form, then assign its result to a masked target or update a plain one."""
+"""In-place, out= and _foreach_ forms: run the functional form, then assign its result to a masked target or update a
+plain one.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
-from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.engine import accumulate_into, reached_part
-from masked_dispatch.dispatch.extents import (
+from masked_dispatch.dispatch.assign import (
+    assign_below,
     before_copy,
-    extent_after,
-    receive_extent,
+    change_metadata_below,
     say_what_is_carried_on,
-    say_what_is_not_there,
-    where_there,
+    say_what_is_dropped,
+    stores_a_mask,
+    update,
 )
-from masked_dispatch.dispatch.overlap import OverlapCheck, refuse_overlapping_outputs
-from masked_dispatch.dispatch.overlays import overlays_of_caller, remember_overlays
-from masked_dispatch.dispatch.run_rule import Kernel, has_masked
-from masked_dispatch.dispatch.sparse_writes import record_below, store, update_elements
+from masked_dispatch.dispatch.kernel_table import Kernel
+from masked_dispatch.dispatch.overlap import (
+    OverlapCheck,
+    check_outputs_on_meta,
+    data_of,
+    refuse_overlapping_outputs,
+    shares_memory,
+)
+from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.engine_internals import called_by_engine, current_node, engine_run
 from masked_dispatch.interop.crossing import without_extent
+from masked_dispatch.scopes import overlays_of_caller, remember_overlays
 from masked_dispatch.tensor.buffers import exchange
 from masked_dispatch.tensor.checks import refuse_meta
-from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place, shared_validity, write_validity
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
+from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.messages import leaves_out_positions, with_copied_mask
-from masked_dispatch.tensor.shared_places import may_share, one_of_each
+from masked_dispatch.tensor.shared_places import one_of_each
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.tensor.write_locks import lock_of
 from masked_dispatch.torch_internals import (
@@ -40,26 +48,18 @@ from masked_dispatch.torch_internals import (
     keyset_for_write,
     redispatch,
     schema_of,
-    share_memory,
-    tracking_views_and_versions,
     tracks_writes,
     under_transform,
     without_pre_dispatch,
-    without_torch_dispatch,
 )
-from masked_dispatch.update_policy import already_asked, current, dropped
+from masked_dispatch.update_policy import already_asked
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import conjunction, factors_of
 from op_registry.laws.categories import ASSIGNMENT, ELEMENTWISE, argument
-from op_registry.records.dense import Dense
 from op_registry.records.dtypes import can_cast
-from op_registry.records.fill import fill_where_invalid
 from op_registry.records.memory import new_buffer
 from op_registry.records.tracing import being_traced
-from op_registry.records.validity import intersect
 from op_registry.rule import Category
-from op_registry.sparse.layout import OF_TORCH
-from op_registry.sparse.permuted import to_dense
+from op_registry.schema import single_form
 
 aten = torch.ops.aten
 
@@ -218,68 +218,6 @@ def check_writable(op: OpOverload, target: MaskedTensor) -> None:
     check_write(target)
 
 
-def update(target: Tensor, result: Tensor) -> Tensor:
-    """Write the valid values of `result` to a plain tensor, which keeps its own values elsewhere."""
-    if target.layout in OF_TORCH:
-        raise MaskedSemanticsError(
-            f"a masked result of shape {tuple(result.shape)} cannot be written to a plain tensor stored as "
-            f"{target.layout}, which has no place for elements that it does not specify. Write to target.to_dense(), "
-            "or use the form that returns a tensor."
-        )
-    if isinstance(result, SparseMaskedTensor):
-        return update_elements(target, result)
-    if isinstance(result, MaskedTensor):
-        record = unwrap(result)
-        result = record.data
-        if record.validity is not None:
-            result = fill_where_invalid(result.to(target.dtype), record.validity, target)
-    return target.copy_(result)
-
-
-def assign_below(target: MaskedTensor, source: Tensor) -> None:
-    """Write values and validity; called below autograd."""
-    if source is target:
-        return
-    if target._extent is not None and not isinstance(source, MaskedTensor):
-        source = wrap(source, conjunction(factors_of(record_below(target))))
-    receive_extent(target, source)
-    if isinstance(target, SparseMaskedTensor):
-        store(target, source)
-        return
-    if isinstance(source, SparseMaskedTensor):
-        dense = to_dense(source.record)
-        source = wrap(dense.data, dense.validity)
-    source = where_there(target, source)
-    if not isinstance(source, MaskedTensor):
-        target._data.copy_(source)
-        write_validity(target, None)
-        return
-    old, validity = target._validity, shared_validity(source)
-    if validity is None or validity is old or not may_stop_between(target):
-        target._data.copy_(source._data)
-        write_validity(target, validity)
-    elif old is None:
-        write_validity(target, validity)  # only takes away
-        target._data.copy_(source._data)
-    else:
-        try:
-            target._data.copy_(source._data)
-            write_validity(target, validity)
-        except BaseException:  # the write may be partial: keep valid only what is valid before and after it
-            write_validity(target, intersect(target._validity, validity))
-            raise
-
-
-def may_stop_between(target: MaskedTensor) -> bool:
-    """Whether an exception, as from a signal handler, may come between the writes of data and validity.
-
-    If so, the order of writes never makes an invalid element valid. False if torch may refuse to write the data,
-    because elements share memory.
-    """
-    traced = being_traced(target._data) or target._carries_transform
-    return not traced and not may_share(target._data)
-
-
 def out_kernel(op: OpOverload, compute: Callable[..., Any], names: tuple[str, ...], exact: bool = False) -> Kernel:
     """Runs `compute`, the functional form, and writes its results to the out= tensors; `exact`: without a cast."""
 
@@ -345,35 +283,6 @@ def _pairs(targets: list[Any], results: Tensor | Sequence[Tensor]) -> list[tuple
     return list(zip(flat_targets, flat_results, strict=True))
 
 
-def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Before we assign results to targets: warn or raise, as `updates` says, about the first partly invalid result
-    whose target is plain, and about valid elements where a target has no position.
-
-    This counts elements on the CPU; on other devices it would have to wait.
-    """
-    if current() == "silent":
-        return
-    for target, result in pairs:
-        if not isinstance(result, MaskedTensor) or not stores_a_mask(result):
-            continue
-        if isinstance(target, MaskedTensor):
-            say_what_is_not_there(op, target, result)
-            continue
-        shapes = f"a masked tensor of shape {tuple(result.shape)} to a plain tensor of shape {tuple(target.shape)}"
-        if result.device.type != "cpu" or being_traced(data_of(result)) or under_transform():
-            dropped(str(op), f"{shapes} would lose its mask")
-            return
-        invalid = result.numel() - int(result.count())
-        if invalid:
-            dropped(str(op), f"{shapes} would skip its invalid elements, {invalid} of {result.numel()}", count=invalid)
-            return
-
-
-def stores_a_mask(x: MaskedTensor) -> bool:
-    """Whether the storage of `x` allows invalid elements."""
-    return isinstance(x, SparseMaskedTensor) or x._validity is not None
-
-
 def check_gets_values(op: OpOverload, target: Tensor, result: Tensor) -> None:
     """Refuse to resize a plain out= for a partly invalid result: new memory has no values to keep."""
     if isinstance(target, MaskedTensor) or not isinstance(result, MaskedTensor) or is_wholly_valid(result):
@@ -427,58 +336,46 @@ def resizing_kernel(op: OpOverload, refusal: Kernel) -> Kernel:
     return kernel
 
 
-def check_outputs_on_meta(
-    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Mapping[str, Tensor]
-) -> None:
-    """Make the same call on meta tensors: torch itself refuses outputs of wrong dtypes or overlapping memory."""
-    # Found by what shares memory: an address is 0 on some devices, and in the memory of some CUDA graphs.
-    storages: list[tuple[Tensor, torch.UntypedStorage]] = []
-
-    def on_meta(value: object) -> object:
-        if isinstance(value, (list, tuple)):
-            return [on_meta(v) for v in value]
-        if not isinstance(value, Tensor):
-            return value
-        if isinstance(value, SparseMaskedTensor):  # it shares memory with no other argument of a dense call
-            return torch.empty(value.shape, dtype=value.dtype, device="meta")
-        data = value._data if isinstance(value, MaskedTensor) else value.detach()
-        storage = next((s for t, s in storages if share_memory(t, data)), None)
-        if storage is None:
-            storage = torch.UntypedStorage(data.untyped_storage().nbytes(), device="meta")
-            storages.append((data, storage))
-        empty = torch.empty(0, dtype=data.dtype, device="meta")
-        return empty.set_(storage, data.storage_offset(), data.shape, data.stride())  # type: ignore[call-overload]
-
-    meta_outputs = {name: on_meta(output) for name, output in outputs.items()}
-    # We cannot check an operator without a meta kernel.
-    with contextlib.suppress(NotImplementedError):
-        op(*[on_meta(a) for a in args], **{k: on_meta(v) for k, v in kwargs.items()}, **meta_outputs)
+# ---------------------------------------------------------------------------------------------------------------- lists
 
 
-def shares_memory(target: Tensor, args: Sequence[object]) -> bool:
-    """Whether an argument has the same storage as `target`."""
-    inputs = [t for a in args for t in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(t, Tensor)]
-    return any(share_memory(data_of(t), data_of(target)) for t in inputs)
+def foreach_kernel(op: OpOverload) -> Kernel:
+    """The single-tensor form on each element, in lists that may mix plain and masked tensors."""
+    single = single_form(op)
+    assert single is not None
+    schema = schema_of(op)
+    name = schema.name.partition("::_foreach_")[2].removesuffix("_")
+    copies = schema.name == "aten::_foreach_copy_"
+    names = [a.name for a in schema.arguments]
+    lists = {a.name for a in schema.arguments if str(a.type).startswith("List[") or a.name == "scalars"}
+    first_list = next(name for name in names if name in lists)
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if not has_masked(args) and not has_masked(kwargs.values()):
+            return redispatch(op, keyset, args, kwargs)
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        if isinstance(arguments.get("scalars"), Tensor):
+            arguments["scalars"] = arguments["scalars"].tolist()  # one number for each element, as in torch
+        elements = [
+            {k: v[i] if k in lists else v for k, v in arguments.items()} for i in range(len(arguments[first_list]))
+        ]
+        if copies:  # check all targets before writing to the first
+            say_what_is_dropped(op, [(element["self"], element["src"]) for element in elements])
+        with already_asked() if copies else contextlib.nullcontext():
+            results = [_call_single(single, name, element) for element in elements]
+        return None if schema.is_mutable else results
+
+    return kernel
 
 
-def data_of(tensor: Tensor) -> Tensor:
-    """The plain tensor that holds the values of a tensor, masked or plain."""
-    if isinstance(tensor, SparseMaskedTensor):
-        return tensor._kept_values
-    return tensor._data if isinstance(tensor, MaskedTensor) else tensor
-
-
-def change_metadata_below(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> MaskedTensor:
-    """Apply transpose_ and similar operators to the data, the expanded validity and the wrapper."""
-    tensor: MaskedTensor = args[0]
-    view = getattr(aten, schema_of(op).name.removeprefix("aten::").removesuffix("_"))
-    validity = Dense(tensor._data, tensor._validity).full_validity
-    extent = extent_after(op, tensor, args[1:], kwargs)
-    with tracking_views_and_versions():
-        tensor._data = view(tensor._data, *args[1:], **kwargs)
-        tensor._stored_validity = None if validity is None else view(validity, *args[1:], **kwargs)
-    tensor._part_of_memory = tensor._part_of_extent = tensor._extent = None
-    with_extent(tensor, extent)
-    with without_torch_dispatch():  # the wrapper itself
-        op(*args, **kwargs)
-    return tensor
+def _call_single(single: OpOverloadPacket, name: str, arguments: dict[str, Any]) -> Any:
+    """Call with the single form's argument names: addcmul's scalars become value=, the others are positional."""
+    positional = dict(arguments)
+    keywords = {}
+    if name in ("addcmul", "addcdiv"):
+        for key in ("value", "scalars"):
+            if key in positional:
+                keywords["value"] = positional.pop(key)
+    if name in ("add", "sub") and "alpha" in positional:
+        keywords["alpha"] = positional.pop("alpha")
+    return single(*positional.values(), **keywords)

@@ -22,7 +22,7 @@ from masked_dispatch.distributed.records import identity_of, on_wire, result_of,
 from masked_dispatch.distributed.transport import in_bytes
 from op_registry.records.dense import Dense
 from op_registry.records.validity import as_int8
-from op_registry.sparse.convert import from_coordinates, to_layout, unpadded_elements, without_invalid
+from op_registry.sparse.convert import from_coordinates, unpadded_elements, without_invalid
 from op_registry.sparse.coordinates import ravel, unravel
 from op_registry.sparse.layout import Layout, grid_of
 from op_registry.sparse.record import Pattern, Sparse
@@ -112,8 +112,7 @@ def record_of_entries(entries: Entries, form: Form, known: Known = WITHOUT) -> S
 def _stored(entries: Entries, form: Form) -> Sparse:
     coordinates = unravel(entries.keys, form.listed_sizes)
     if form.block is None and not form.layout.exact:
-        exact = from_coordinates(form.layout.exact_sibling, coordinates, entries.values, form.sizes)
-        return to_layout(exact, form.layout)
+        return from_coordinates(form.layout, coordinates, entries.values, form.sizes)
     order = form.layout.order_of(coordinates, form.listed_sizes)
     pieces = form.layout.pieces_of(tuple(c[order] for c in coordinates), form.listed_sizes, form.index_dtype)
     return Sparse(entries.values.take_rows(order), Pattern(form.layout, form.sizes, pieces, form.block))

@@ -18,8 +18,8 @@ from torch.library import Library
 
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.compiler_internals import never_compiled
-from masked_dispatch.dispatch.kernel_table import kernel_table
-from masked_dispatch.dispatch.run_rule import Kernel, has_masked, unwrap_argument
+from masked_dispatch.dispatch.kernel_table import Kernel, kernel_table
+from masked_dispatch.dispatch.run_rule import has_masked, unwrap_argument
 from masked_dispatch.distributed import sparse_functional
 from masked_dispatch.distributed.agreement import described
 from masked_dispatch.distributed.calls import Call as EagerCall

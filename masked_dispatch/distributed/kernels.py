@@ -15,8 +15,8 @@ import torch
 from torch import distributed
 from torch._ops import OpOverload
 
-from masked_dispatch.dispatch.kernel_table import kernel_table
-from masked_dispatch.dispatch.run_rule import PLAIN, SPARSE, Kernel, has_masked, storage_among
+from masked_dispatch.dispatch.kernel_table import Kernel, kernel_table
+from masked_dispatch.dispatch.run_rule import PLAIN, SPARSE, has_masked, storage_among
 from masked_dispatch.distributed import collectives, point_to_point
 from masked_dispatch.distributed.calls import Call, Finish
 from masked_dispatch.distributed.sparse_calls import SparseCall

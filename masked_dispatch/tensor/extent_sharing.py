@@ -12,7 +12,7 @@ from torch import Tensor
 
 from masked_dispatch.tensor.messages import written_through_view
 from op_registry import MaskedSemanticsError
-from op_registry.extents.factors import conjunction, factors_of
+from op_registry.extents.factors import conjunction, factors_of, there
 from op_registry.extents.meetings import together
 from op_registry.extents.writes import (
     are_same,
@@ -27,6 +27,7 @@ from op_registry.extents.writes import (
 )
 from op_registry.records.dense import Dense
 from op_registry.records.extent import Extent, extent_of, made_of
+from op_registry.records.tracing import assert_when_run
 from op_registry.records.validity import intersect
 
 if TYPE_CHECKING:
@@ -122,6 +123,18 @@ class SharedExtent:
         self.extent_written = True
         if there:  # what was written before is a state past the end of some samples
             self.write(self.data, intersect(self.base_validity(), conjunction(there)))
+
+    def check_receives_own(self, member: MaskedTensor, before: Dense, after: Dense) -> None:
+        """Assert that a write to a member changes no extent: a graph cannot change what others know that share memory.
+
+        Raises MaskedSemanticsError if that is known of other extents.
+        """
+        own, received = before.extent, after.extent
+        if own is None or received is None or len(own.states) != len(received.states):
+            raise MaskedSemanticsError(written_through_view(member))
+        if own.places != received.places or (own.is_mask and not received.is_mask):
+            raise MaskedSemanticsError(written_through_view(member))
+        assert_when_run(there(before) == there(after), written_through_view(member))
 
     def forget_extent(self, member: MaskedTensor) -> None:
         """Let all of a member be there, before it receives data with another extent.

@@ -23,7 +23,7 @@ from masked_dispatch.tensor.messages import tangent_stored_otherwise
 from masked_dispatch.tensor.other_devices import check_stored_sparsely
 from masked_dispatch.tensor.saved import check_saved, problem_of_stored, problem_of_wrapper
 from masked_dispatch.tensor.saved_extents import parts_of_extent, problem_of_places, saved_extent
-from masked_dispatch.tensor.shared_storage import Stored, StoredPieces
+from masked_dispatch.tensor.shared_storage import StoredPieces
 from masked_dispatch.tensor.whole_functions import keep_functions_whole
 from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass
 from masked_dispatch.update_policy import Mode
@@ -152,11 +152,6 @@ class SparseMaskedTensor(MaskedTensor):
         if self._order is not None:
             return Permuted(base, self._order, self._extent)
         return base if self._extent is None else Sparse(base.values, base.pattern, self._extent)
-
-    def replace_record(self, record: Sparse | Permuted) -> None:
-        """Store another record with the same shape and order of dimensions."""
-        base = record.base if isinstance(record, Permuted) else record
-        self._kept.now = Stored(base.values.data, base.values.full_validity, base.pattern)
 
     def storing(self, values: Tensor, validity: Tensor | None, pattern: Pattern) -> SparseMaskedTensor:
         """A cheap wrapper, without derivatives, for values of the same shape and device under another pattern."""

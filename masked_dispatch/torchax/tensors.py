@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from masked_dispatch.dispatch.extents import receive_extent
+from masked_dispatch.dispatch.assign import receive_extent
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.tensor.indexing import as_source
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
@@ -147,8 +147,9 @@ def assigned(target: OnJax, source: Tensor) -> OnJax:
     """The target, with the values and the validity of `source`, of any dtype and of a shape that can be expanded."""
     if target._copied_at is not None:
         raise MaskedSemanticsError(written_through_view(target))
-    data, validity = (source._data, source._validity) if isinstance(source, MaskedTensor) else (source, None)
-    receive_extent(target, source)
+    written = source._printed_record if isinstance(source, MaskedTensor) else Dense(source, None)
+    receive_extent(target, written)
+    data, validity = written.data, written.validity
     with tracking_views_and_versions():  # so that backward notices
         target._held.data.copy_(data.expand(target.shape))
     target._held.validity = None if validity is None else as_int8(validity.expand(target.shape))

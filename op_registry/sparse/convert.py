@@ -215,22 +215,19 @@ def to_layout(x: Sparse, layout: Layout, block: tuple[int, int] | None = None) -
     source, sizes = x.pattern.layout, x.pattern.sizes
     if layout == source and block == x.pattern.block:
         return x
-    if not layout.exact:
-        return _to_inexact(x, layout, block or (x.pattern.block if layout.blocks else None))
-    if layout.takes_pieces_of(source, x.pattern.ndim):
+    if layout.exact and layout.takes_pieces_of(source, x.pattern.ndim):
         return Sparse(x.values, Pattern(layout, sizes, x.pattern.pieces))
     flat, coordinates = unpadded_elements(x)
-    if not source.exact:
-        return from_coordinates(layout, coordinates, flat, sizes)
-    new_order, old_order = (side.index_order(range(x.pattern.ndim)) for side in (layout, source))
-    if new_order == old_order:
-        return Sparse(flat, pattern_of(layout, coordinates, sizes))
-    if new_order != (*old_order[:-2], *old_order[:-3:-1]):
-        return from_coordinates(layout, coordinates, flat, sizes)
-    # From row-major to column-major or back: a stable sort by all but the last index is enough.
-    extents = [sizes[d] for d in new_order[:-1]]
-    order = sorted_order(ravel([coordinates[d] for d in new_order[:-1]], extents), math.prod(extents))
-    return Sparse(flat.take_rows(order), pattern_of(layout, tuple(c[order] for c in coordinates), sizes))
+    if layout.exact and source.exact:
+        new_order, old_order = (side.index_order(range(x.pattern.ndim)) for side in (layout, source))
+        if new_order == old_order:
+            return Sparse(flat, pattern_of(layout, coordinates, sizes))
+        if new_order == (*old_order[:-2], *old_order[:-3:-1]):
+            # From row-major to column-major or back: a stable sort by all but the last index is enough.
+            extents = [sizes[d] for d in new_order[:-1]]
+            order = sorted_order(ravel([coordinates[d] for d in new_order[:-1]], extents), math.prod(extents))
+            return Sparse(flat.take_rows(order), pattern_of(layout, tuple(c[order] for c in coordinates), sizes))
+    return from_coordinates(layout, coordinates, flat, sizes, block or (x.pattern.block if layout.blocks else None))
 
 
 def with_sparse_dims(x: Sparse, dims: int) -> Sparse:
@@ -294,24 +291,21 @@ def without_invalid(x: Sparse) -> Sparse:
     return Sparse(values, Pattern(pattern.layout, pattern.sizes, pieces, pattern.block))
 
 
-def _to_inexact(x: Sparse, layout: Layout, block: tuple[int, int] | None) -> Sparse:
-    """The same elements in an inexact layout, padded with invalid ones."""
-    sizes = x.pattern.sizes
-    if block is not None:
-        layout.check_block(sizes, block)
-    flat, coordinates = unpadded_elements(x)
-    pieces, slots = layout.cover(coordinates, sizes, block)
-    pattern = Pattern(layout, sizes, pieces, block)
-    return Sparse(placed(flat, slots, pattern.stored).map(pattern.fold), pattern)
-
-
 # ------------------------------------------------------------------------------------------ records from coordinates
 
 
-def from_coordinates(layout: Layout, coordinates: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:
-    """A record of elements at distinct coordinates in any order; they are sorted to the order of `layout`."""
-    order = layout.order_of(coordinates, sizes)
-    return Sparse(flat.take_rows(order), pattern_of(layout, tuple(c[order] for c in coordinates), sizes))
+def from_coordinates(
+    layout: Layout, coordinates: Coordinates, flat: Dense, sizes: Sequence[int], block: tuple[int, int] | None = None
+) -> Sparse:
+    """A record of elements at distinct coordinates in any order; an inexact layout is padded with invalid ones."""
+    if layout.exact:
+        order = layout.order_of(coordinates, sizes)
+        return Sparse(flat.take_rows(order), pattern_of(layout, tuple(c[order] for c in coordinates), sizes))
+    if block is not None:
+        layout.check_block(sizes, block)
+    pieces, slots = layout.cover(coordinates, sizes, block)
+    pattern = Pattern(layout, sizes, pieces, block)
+    return Sparse(placed(flat, slots, pattern.stored).map(pattern.fold), pattern)
 
 
 def coalesce(layout: Layout, coordinates: Coordinates, flat: Dense, sizes: Sequence[int]) -> Sparse:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import masked_dispatch as md
-from masked_dispatch.dispatch.divided_operands import run_again
+from masked_dispatch.dispatch.run_rule import run_again
 from op_registry.records.dense import Dense
 
 
