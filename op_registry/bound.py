@@ -151,6 +151,15 @@ def bind_by_name(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any])
     return {**defaults, **dict(zip(positional, args, strict=False)), **kwargs}
 
 
+def argument(op: OpOverload, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The value of the argument `name` in a call, or its default; None if the operator has no such argument."""
+    if name is not None and name in kwargs:
+        return kwargs[name]
+    _, defaults, _, places = _schema(op)
+    place = places.get(name, -1)  # type: ignore[arg-type]
+    return args[place] if 0 <= place < len(args) else defaults.get(name)  # type: ignore[arg-type]
+
+
 @functools.lru_cache(maxsize=4096)
 def _schema(op: OpOverload) -> tuple[tuple[str, ...], Mapping[str, Any], frozenset[str], Mapping[str, int]]:
     """The names of positional arguments, the defaults of all (None where there is none), and the required ones; and the

@@ -23,9 +23,10 @@ from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from masked_dispatch.torch_internals import DispatchKeySet, direct_call, plain_eager, schema_of
+from op_registry.bound import argument
 from op_registry.dimensions.slices import row_reader
 from op_registry.extents.remembered import planned
-from op_registry.laws.categories import ONE_FOR_EACH_SLICE, argument, reduction_steps, run_elementwise, run_reduction
+from op_registry.laws.categories import ONE_FOR_EACH_SLICE, reduction_steps, run_elementwise, run_reduction
 from op_registry.records.dense import Dense
 from op_registry.records.dims import Number
 from op_registry.records.fill import zero_selector
@@ -219,29 +220,30 @@ def steps_of(op: OpOverload, rule: Rule, x: Dense, rest: tuple[Any, ...]) -> Ste
     return value, None, count.to(x.dtype), some
 
 
-def on_same_pattern(call: Callable[..., Tensor], x: SparseMaskedTensor, y: object) -> SparseMaskedTensor | None:
-    """Call the operator on the values of two operands with the same pattern, or of one and a number; else None."""
-    values, validity, pattern = x._kept.copied()
-    if being_traced(values) or (_grad_enabled() and x.requires_grad):
-        return None
-    if type(y) is not SparseMaskedTensor:
-        return x.storing(call(values, y), validity, pattern)
-    if y._extent is not x._extent:
-        return None
-    others, validity_of_others, others_pattern = y._kept.copied()
-    if (
-        others_pattern is not pattern
-        or y._order != x._order
-        or others.shape != values.shape
-        or (_grad_enabled() and y.requires_grad)
-    ):
-        return None
-    return x.storing(call(values, others), intersect(validity, validity_of_others), pattern)
+def same_pattern_kernel(call: Callable[..., Tensor], general: Kernel) -> Kernel:
+    """The operator on the values of two operands with the same pattern, or of one and a number."""
+
+    def kernel(keyset: DispatchKeySet, x: SparseMaskedTensor, y: Any) -> Any:
+        values, validity, pattern = x._kept.copied()
+        if being_traced(values) or (_grad_enabled() and x.requires_grad):
+            return general(keyset, x, y)
+        if type(y) is not SparseMaskedTensor:
+            return x.storing(call(values, y), validity, pattern)
+        if y._extent is not x._extent:
+            return general(keyset, x, y)
+        others, validity_of_others, others_pattern = y._kept.copied()
+        same = others_pattern is pattern and y._order == x._order and others.shape == values.shape
+        if not same or (_grad_enabled() and y.requires_grad):
+            return general(keyset, x, y)
+        return x.storing(call(values, others), intersect(validity, validity_of_others), pattern)
+
+    return kernel
 
 
 def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """Two tensor operands, or a tensor and a number."""
     general, call = rule_kernel(op, rule), direct_call(op)
+    on_sparse = same_pattern_kernel(call, general)
     adds = op is torch.ops.aten.add.Tensor
     keeps_zero = rule.traits.keeps_zero
 
@@ -250,19 +252,19 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             return sum_of_gradients(x, y)
         if kwargs or not plain_eager():
             return general(keyset, x, y, **kwargs)
-        if type(x) is SparseMaskedTensor and (type(y) is SparseMaskedTensor or not isinstance(y, Tensor)):
-            result = None if rule.lowerings else on_same_pattern(call, x, y)
-            return general(keyset, x, y) if result is None else result
         if type(x) is not MaskedTensor:
-            return general(keyset, x, y)
-        if x._family is None:
-            validity, extent = x._stored_validity, x._stored_extent
-        else:
-            validity, extent = shared_validity(x), x._extent
-        if type(y) is MaskedTensor and y._extent is not extent:
-            return general(keyset, x, y)
-        if _grad_enabled() and (
-            x.requires_grad or (isinstance(y, Tensor) and y.requires_grad) or being_traced(x._data)
+            served = type(x) is SparseMaskedTensor and (type(y) is SparseMaskedTensor or not isinstance(y, Tensor))
+            return (on_sparse if served and not rule.lowerings else general)(keyset, x, y)
+        apart = x._family is None
+        validity, extent = (x._stored_validity, x._stored_extent) if apart else (shared_validity(x), x._extent)
+        other_kind = isinstance(y, Tensor) and (
+            y._extent is not extent  # type: ignore[attr-defined]
+            if type(y) is MaskedTensor
+            else isinstance(y, MaskedTensor) or y.layout is not torch.strided
+        )
+        if other_kind or (
+            _grad_enabled()
+            and (x.requires_grad or (isinstance(y, Tensor) and y.requires_grad) or being_traced(x._data))
         ):
             return general(keyset, x, y)
         both_zero, given = False, y
@@ -275,8 +277,6 @@ def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
                     return general(keyset, x, y)
                 validity = intersect(validity, other)
             y = y._data
-        elif isinstance(y, Tensor) and (isinstance(y, MaskedTensor) or y.layout is not torch.strided):
-            return general(keyset, x, y)
         try:
             data = call(x._data, y)
         except RuntimeError as error:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -333,15 +333,7 @@ def handler_below(meaning: Meaning) -> Handler:
         return plain_gradient(args[0], None) if needs_plain_gradient(args[0], 2) else view(args, kwargs)
 
     def strided_view(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if being_traced(args[0]._data):
-            return view_below(run, rule, op, args, kwargs)
-        return strided_view_below(*args, **kwargs)
-
-    def metadata(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return change_metadata_below(op, args, kwargs)
-
-    def missing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
+        return view(args, kwargs) if being_traced(args[0]._data) else strided_view_below(*args, **kwargs)
 
     def run_below(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.is_grad_enabled() and any_requires_grad([*args, *kwargs.values()]):
@@ -361,10 +353,15 @@ def handler_below(meaning: Meaning) -> Handler:
     if op is aten.as_strided.default and has_builtin_meaning(meaning):
         return strided_view
     if changes_metadata(op) and has_builtin_meaning(meaning):
-        return metadata
+        return functools.partial(change_metadata_below, op)
     if meaning.kind == "missing":
-        return missing
+        return functools.partial(refuse_without_rule, op)
     return view if is_view(op) and rule is not None else run_below
+
+
+def refuse_without_rule(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    """Raise for an overload without a meaning."""
+    raise MaskedSemanticsError(no_rule(op, masked_arguments(args, kwargs)))
 
 
 def _run_without_rule(*args: Any, **kwargs: Any) -> Any:

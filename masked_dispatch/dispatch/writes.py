@@ -54,7 +54,8 @@ from masked_dispatch.torch_internals import (
 )
 from masked_dispatch.update_policy import already_asked
 from op_registry import MaskedSemanticsError
-from op_registry.laws.categories import ASSIGNMENT, ELEMENTWISE, argument
+from op_registry.bound import argument
+from op_registry.laws.categories import ASSIGNMENT, ELEMENTWISE
 from op_registry.records.dtypes import can_cast
 from op_registry.records.memory import new_buffer
 from op_registry.records.tracing import being_traced
@@ -70,49 +71,35 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
     category  the category of the functional form's rule
     """
     adds, assigns = op is aten.add_.Tensor, op is aten.copy_.default
-    elementwise, drops = category is ELEMENTWISE, category is ASSIGNMENT
-    write, overlap = write_function(op), OverlapCheck(op, elementwise)
+    write, overlap = write_function(op), OverlapCheck(op, category is ELEMENTWISE)
+    on_plain = update_function(op, compute, category, overlap)
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if not has_masked(args) and not has_masked(kwargs.values()):
             return redispatch(op, keyset, args, kwargs)
         target = args[0]
-        if assigns and not isinstance(args[1], Tensor):  # x.copy_(1.0)
-            args = (target, torch.full((), args[1], device=target.device), *args[2:])
-        if assigns and engine_run() >= 0 and called_by_engine(1):
-            args = (target, as_gradient_for(target, reached_part(args[1])), *args[2:])
+        if assigns:
+            args = (target, source_of_copy(target, args[1]), *args[2:])
             if not has_masked(args):
                 return redispatch(op, keyset, args, kwargs)
-        if isinstance(target, MaskedTensor):
-            check_writable(op, target)
-            if assigns:
-                before_copy(target)
-            if target.device.type != "meta":
-                refuse_meta(op, target, args)
-            if adds and engine_run() >= 0 and called_by_engine(1):
-                total = accumulate_into(target, args[1])
-                if total is not None:
-                    aten.copy_.default.redispatch(without_pre_dispatch(keyset), target, total)
-                    return target
-        elif assigns and isinstance(args[1], SparseMaskedTensor) and args[1].shape == target.shape:
-            say_what_is_dropped(op, [(target, args[1])])
-            return update(target, args[1])
-        elif drops:
-            if assigns:
-                say_what_is_carried_on(op, target, args[1])
-            # nothing is padded in a plain tensor: what a source lacks is skipped, as what it misses is
-            args = (target, *map(without_extent, args[1:]))
-            kwargs = {name: without_extent(value) for name, value in kwargs.items()}
+        if not isinstance(target, MaskedTensor):
+            return on_plain(args, kwargs)
+        check_writable(op, target)
+        if assigns:
+            before_copy(target)
+        if target.device.type != "meta":
+            refuse_meta(op, target, args)
+        if adds and engine_run() >= 0 and called_by_engine(1):
+            total = accumulate_into(target, args[1])
+            if total is not None:
+                aten.copy_.default.redispatch(without_pre_dispatch(keyset), target, total)
+                return target
         if overlap.active:
             overlap(target, args)
         with overlays_of_caller(1), lock_of(target):
             copied = assigns and args[1] is target  # like torch, this ignores elements that share memory
             result = target if copied else compute_inplace(compute, target, args, kwargs)
             check_fits(op, target, result)
-            if not isinstance(target, MaskedTensor):
-                if drops and not argument(op, "accumulate", args, kwargs):
-                    say_what_is_dropped(op, [(target, result)])
-                return update(target, result)
             if assigns:
                 say_what_is_dropped(op, [(target, args[1])])
             if under_transform():
@@ -124,6 +111,44 @@ def inplace_kernel(op: OpOverload, compute: Callable[..., Any], category: Catego
         return target
 
     return kernel
+
+
+def update_function(
+    op: OpOverload, compute: Callable[..., Any], category: Category | None, overlap: OverlapCheck
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Tensor]:
+    """What the kernel of an in-place operator calls, with its arguments, if self is plain: it updates self."""
+    assigns, drops = op is aten.copy_.default, category is ASSIGNMENT
+
+    def update_self(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        target = args[0]
+        if assigns and isinstance(args[1], SparseMaskedTensor) and args[1].shape == target.shape:
+            say_what_is_dropped(op, [(target, args[1])])
+            return update(target, args[1])
+        if drops:
+            if assigns:
+                say_what_is_carried_on(op, target, args[1])
+            # nothing is padded in a plain tensor: what a source lacks is skipped, as what it misses is
+            args = (target, *map(without_extent, args[1:]))
+            kwargs = {name: without_extent(value) for name, value in kwargs.items()}
+        if overlap.active:
+            overlap(target, args)
+        with overlays_of_caller(2), lock_of(target):
+            result = compute(*args, **kwargs)
+            check_fits(op, target, result)
+            if drops and not argument(op, "accumulate", args, kwargs):
+                say_what_is_dropped(op, [(target, result)])
+            return update(target, result)
+
+    return update_self
+
+
+def source_of_copy(target: Tensor, source: Any) -> Tensor:
+    """What the kernel of `copy_` writes: a number as a tensor; for the engine, a gradient for memory of that kind."""
+    if not isinstance(source, Tensor):  # x.copy_(1.0)
+        source = torch.full((), source, device=target.device)
+    if engine_run() >= 0 and called_by_engine(2):
+        return as_gradient_for(target, reached_part(source))
+    return source
 
 
 def as_gradient_for(target: Tensor, source: Tensor) -> Tensor:
@@ -170,10 +195,10 @@ def filling_kernel(op: OpOverload, compute: Callable[..., Any]) -> Kernel:
     return kernel
 
 
-def compute_inplace(compute: Callable[..., Any], target: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def compute_inplace(
+    compute: Callable[..., Any], target: MaskedTensor, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """The functional form's result; computing it does not mark the target's validity as shared."""
-    if not isinstance(target, MaskedTensor):
-        return compute(*args, **kwargs)
     operands = (*args, *kwargs.values())
     if torch.is_grad_enabled() and (
         under_transform() or any(isinstance(a, Tensor) and a.requires_grad for a in operands)

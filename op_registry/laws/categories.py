@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.autocast import autocast_off
-from op_registry.bound import bind_by_name
+from op_registry.bound import argument, bind_by_name
 from op_registry.dimensions.labels import Elementwise
 from op_registry.dimensions.movements import Loss, Unknown, Windows
 from op_registry.dimensions.slices import Slices
@@ -173,23 +173,6 @@ MOVEMENT = Category(
 )
 
 # ------------------------------------------------------------------------------------------------------ reduction
-
-
-def argument(op: OpOverload, name: str | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The value of the argument `name` in a call, or its default; None if the operator has no such argument."""
-    if name is not None and name in kwargs:
-        return kwargs[name]
-    position, default = _place(op, name)
-    return args[position] if 0 <= position < len(args) else default
-
-
-@functools.lru_cache(maxsize=4096)
-def _place(op: OpOverload, name: str | None) -> tuple[int, Any]:
-    """The position of an argument in the schema, and its default; -1 and None if there is none of this name."""
-    for position, described in enumerate(op._schema.arguments):
-        if described.name == name:
-            return position, described.default_value
-    return -1, None
 
 
 ONE_FOR_EACH_SLICE = Slices("one")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.bound import bind_by_name
+from op_registry.bound import argument, bind_by_name
 from op_registry.dimensions.labels import Dimensions
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.dimensions.slices import LastDims, Slices
-from op_registry.laws.categories import Operator, argument, categories, results_like
+from op_registry.laws.categories import Operator, categories, results_like
 from op_registry.records.dense import Dense, valid_in_all
 from op_registry.records.fill import zeroed
 from op_registry.records.slices import DenseSlices, any_masked, has_whole_slices, plain_data, reduced_dims

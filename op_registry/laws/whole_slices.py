@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry.bound import argument
 from op_registry.dimensions.movements import Along
 from op_registry.dimensions.slices import Slices
-from op_registry.laws.categories import argument
 from op_registry.laws.words import of_category
 from op_registry.records.broadcast import aligned_validity
 from op_registry.records.dense import Dense, map_tensors

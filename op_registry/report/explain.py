@@ -44,7 +44,7 @@ from op_registry.rule import Gap, InsideRule, Rule, in_dispatcher, packet_name, 
 from op_registry.schema import single_form
 from op_registry.sparse.convert import from_dense
 from op_registry.sparse.layout import BUILT_IN, Layout
-from op_registry.sparse.lowering import ForRule, OnCall, lowering_of, never, run_lowering, run_sparsely, ways_of
+from op_registry.sparse.lowering import OnCall, lowering_of, never, run_lowering, run_sparsely, ways_of
 from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse
 
@@ -349,12 +349,12 @@ def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[st
 
 
 # A function of a lowering, in whichever way it is called.
-Way = ForRule | OnCall | Callable[..., Any]
+Way = OnCall | Callable[..., Any]
 
 
 def _titled(way: Way, shared: str = "") -> str:
     """What a function of a lowering does, and where it is defined; for one that supports no call, its reason."""
-    run = way.run if isinstance(way, (ForRule, OnCall)) else way
+    run = way.run if isinstance(way, OnCall) else way
     if (reason := never_reason(way)) is not None:
         return f"stored densely: {reason}"
     summary = first_sentence(run) or written_as(run).__qualname__.replace(".<locals>", "")
@@ -363,7 +363,7 @@ def _titled(way: Way, shared: str = "") -> str:
 
 def never_reason(way: Way) -> str | None:
     """Why a function of a lowering supports no call; None if it supports some."""
-    run = way.run if isinstance(way, (ForRule, OnCall)) else way
+    run = way.run if isinstance(way, OnCall) else way
     is_never = getattr(run, "__code__", None) is never("").__code__
     return str(inspect.getclosurevars(run).nonlocals["reason"]) if is_never else None
 

@@ -209,13 +209,6 @@ def _stored(record: Any) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class ForRule:
-    """A lowering shared by many rules; it is called with the rule in front of the overload."""
-
-    run: Callable[..., Any]
-
-
-@dataclass(frozen=True)
 class OnCall:
     """A lowering that gets the bound call in place of the overload and its arguments, and which calls it takes.
 
@@ -246,7 +239,7 @@ class FirstOf:
     alternatives: tuple[Any, ...]
 
 
-Lowering = Callable[..., Any] | ForRule | OnCall | FirstOf
+Lowering = Callable[..., Any] | OnCall | FirstOf
 
 
 @overload
@@ -299,7 +292,7 @@ def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
     """The functions that may run a rule on a kind of sparse record, in the order in which they are tried."""
 
     ways = ways_of(lowering_of(rule, record))
-    return tuple(way.run if isinstance(way, (ForRule, OnCall)) else way for way in ways)
+    return tuple(way.run if isinstance(way, OnCall) else way for way in ways)
 
 
 def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -333,8 +326,6 @@ def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[
     ways = ways_of(lowering)
     for way in ways:
         try:
-            if isinstance(way, ForRule):
-                return way.run(rule, op, *args, **kwargs)
             if not isinstance(way, OnCall):
                 return way(op, *args, **kwargs)
             c = c or Bound.of(rule, op, args, kwargs)
@@ -346,8 +337,7 @@ def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[
         except MaskedSemanticsError:
             raise
         except Exception as error:
-            if not isinstance(way, ForRule):
-                name_rule(error, rule, op)
+            name_rule(error, rule, op)
             raise
     raise NotLowered("; ".join(dict.fromkeys(reasons)))
 

@@ -20,7 +20,6 @@ elements at the stored rows take part.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -38,18 +37,19 @@ from op_registry.records.dims import Dims, shape_alone
 from op_registry.registry import registry
 from op_registry.rule import Rule
 from op_registry.sparse.convert import elements_at, expand_sparse
-from op_registry.sparse.lowering import ForRule, OnCall, planned, run_sparsely
-from op_registry.sparse.permuted import AnyRecord, Permuted, in_base_order, to_dense
+from op_registry.sparse.lowering import OnCall, planned, run_sparsely
+from op_registry.sparse.permuted import RECORDS, AnyRecord, Permuted, first_permuted, to_base_order, to_dense
 from op_registry.sparse.record import NotLowered, Sparse
 
 
-def on_values(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def on_values(c: Bound) -> Any:
     """The rule on the values of one sparse operand and those of the other operands at its coordinates."""
-    if any(argument.name in ("dim", "dims") for argument in op._schema.arguments):
+    if "dim" in c.named or "dims" in c.named:
         raise NotLowered("its elements read their neighbours")
-    if torch.Tag.nondeterministic_seeded in op.tags:
+    if torch.Tag.nondeterministic_seeded in c.op.tags:
         raise NotLowered("it draws a random number for every element, stored or not")
-    lead = lead_operand(records_among([*args, *kwargs.values()]))
+    lead = lead_operand(records_among(list(c.named.values())))
+    args, kwargs = c.given
     if kwargs.get("memory_format") is not None:
         # Memory formats are those of dense tensors and do not apply to values; this raises torch's errors.
         shape_alone(lead.shape).clone(memory_format=kwargs["memory_format"])
@@ -58,18 +58,19 @@ def on_values(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     def aligned(record: Dense | Sparse) -> Dense:
         return align_to(record, lead)
 
-    args, named = map_tensors(aligned, (args, list(kwargs.items())), (Dense, Sparse))
-    return map_tensors(lead.like, rule.bind(op)(*args, **dict(named)), Dense)
+    values = [map_tensors(aligned, a, (Dense, Sparse)) for a in args]
+    named = {name: map_tensors(aligned, v, (Dense, Sparse)) for name, v in kwargs.items()} if kwargs else {}
+    return map_tensors(lead.like, c.rule.bind(c.op)(*values, **named), Dense)
 
 
-def on_permuted_values(rule: Rule, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def on_permuted_values(c: Bound) -> Any:
     """`on_values` for dense dimensions before sparse ones, after permuting every operand to the order of the base."""
+    permuted = first_permuted(list(c.named.values()))
+    restored = c.map(lambda record: to_base_order(record, permuted), RECORDS)
+    return map_tensors(permuted.like, on_values(restored), Sparse)
 
-    return in_base_order(functools.partial(on_values, rule))(op, *args, **kwargs)
 
-
-ON_VALUES = ForRule(on_values)
-ON_PERMUTED_VALUES = ForRule(on_permuted_values)
+ON_VALUES, ON_PERMUTED_VALUES = OnCall(on_values), OnCall(on_permuted_values)
 
 
 def lead_operand(records: Sequence[Dense | Sparse]) -> Sparse:
