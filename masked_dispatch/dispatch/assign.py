@@ -167,6 +167,35 @@ def record_below(source: Tensor) -> AnyRecord:
     return Dense(source, None)
 
 
+def receive_extent(target: MaskedTensor, written: Dense) -> None:
+    """Before a write: the extent of what is written is the target's from now on, and that of all that share its memory.
+
+    The functional form that computed it intersected its extent with the target's own; without one, that stays.
+    """
+    received, own = written.extent, target._extent
+    if _have_the_same(target, own, written):
+        return
+    if not ((received is not None and received.states) or (received or own).factors):  # type: ignore[union-attr]
+        return
+    before = Dense(target._data, target._validity, own)
+    if target._family is not None and being_traced(target._data):
+        target._family.check_receives_own(target, before, written)
+        return
+    if received is None:
+        received = Extent(explicit(factors_of(before)), is_mask=False)
+    if target._family is None:
+        with_extent(target, received)
+    else:
+        target._family.receive_extent(target, before, Dense(written.data, written.validity, received))
+
+
+def _have_the_same(target: MaskedTensor, own: Extent | None, written: AnyRecord) -> bool:
+    """Whether a record has a tensor's extent, and its mask where that is the extent: no look at their booleans."""
+    if written.extent is not own or own is None or not own.is_mask:
+        return written.extent is own
+    return same_mask([target._printed_record, written])  # (the record as it is stored)
+
+
 def update(target: Tensor, result: Tensor) -> Tensor:
     """Write the valid values of `result` to a plain tensor, which keeps its own values elsewhere."""
     if target.layout in OF_TORCH:
@@ -246,71 +275,6 @@ def change_metadata_below(op: OpOverload, args: Sequence[Any], kwargs: dict[str,
     return tensor
 
 
-# -------------------------------------------------------------------------------------------------------------- extents
-
-# The module whose state is being loaded: what arrives replaces what its tensors knew of padding.
-_loading: ContextVar[nn.Module | None] = ContextVar("masked_dispatch.loading", default=None)
-
-
-def load_state(original: Callable[..., None], module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """torch's `_load_from_state_dict`, which copies into the parameters and buffers of a module."""
-    token = _loading.set(module)
-    try:
-        original(module, *args, **kwargs)
-    finally:
-        _loading.reset(token)
-
-
-def has_padded_state(module: nn.Module, *_: object, **__: object) -> bool:
-    """Whether a parameter or a buffer of a module knows which of its positions are there."""
-    return any(isinstance(t, MaskedTensor) and t._extent is not None for t in _state_of(module))
-
-
-def _state_of(module: nn.Module) -> Iterator[Tensor | None]:
-    return itertools.chain(module._parameters.values(), module._buffers.values())
-
-
-def before_copy(target: MaskedTensor) -> None:
-    """Before `target.copy_(source)`: while a module loads its state, its tensors forget which positions are there."""
-    module = _loading.get()
-    if module is not None and any(tensor is target for tensor in _state_of(module)):
-        forget_extent(target)
-
-
-def install() -> None:
-    """The package calls this once, on import."""
-    replace(nn.Module, "_load_from_state_dict", load_state, has_padded_state)
-
-
-def receive_extent(target: MaskedTensor, written: Dense) -> None:
-    """Before a write: the extent of what is written is the target's from now on, and that of all that share its memory.
-
-    The functional form that computed it intersected its extent with the target's own; without one, that stays.
-    """
-    received, own = written.extent, target._extent
-    if _have_the_same(target, own, written):
-        return
-    if not ((received is not None and received.states) or (received or own).factors):  # type: ignore[union-attr]
-        return
-    before = Dense(target._data, target._validity, own)
-    if target._family is not None and being_traced(target._data):
-        target._family.check_receives_own(target, before, written)
-        return
-    if received is None:
-        received = Extent(explicit(factors_of(before)), is_mask=False)
-    if target._family is None:
-        with_extent(target, received)
-    else:
-        target._family.receive_extent(target, before, Dense(written.data, written.validity, received))
-
-
-def _have_the_same(target: MaskedTensor, own: Extent | None, written: AnyRecord) -> bool:
-    """Whether a record has a tensor's extent, and its mask where that is the extent: no look at their booleans."""
-    if written.extent is not own or own is None or not own.is_mask:
-        return written.extent is own
-    return same_mask([target._printed_record, written])  # (the record as it is stored)
-
-
 def extent_after(op: OpOverload, tensor: MaskedTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extent | None:
     """The extent of a tensor whose shape or strides `op` changes in place, with these further arguments."""
     if tensor._extent is None:
@@ -357,3 +321,39 @@ def say_what_is_carried_on(op: OpOverload, target: Tensor, source: Tensor) -> No
             shapes = f"a masked tensor of shape {tuple(source.shape)} to a plain tensor of shape {tuple(target.shape)}"
             dropped(str(op), f"{shapes} would write states of samples past their end", STATES, past)
             return
+
+
+# ---------------------------------------------------------------------------------------------------- states of modules
+
+# The module whose state is being loaded: what arrives replaces what its tensors knew of padding.
+_loading: ContextVar[nn.Module | None] = ContextVar("masked_dispatch.loading", default=None)
+
+
+def load_state(original: Callable[..., None], module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """torch's `_load_from_state_dict`, which copies into the parameters and buffers of a module."""
+    token = _loading.set(module)
+    try:
+        original(module, *args, **kwargs)
+    finally:
+        _loading.reset(token)
+
+
+def has_padded_state(module: nn.Module, *_: object, **__: object) -> bool:
+    """Whether a parameter or a buffer of a module knows which of its positions are there."""
+    return any(isinstance(t, MaskedTensor) and t._extent is not None for t in _state_of(module))
+
+
+def _state_of(module: nn.Module) -> Iterator[Tensor | None]:
+    return itertools.chain(module._parameters.values(), module._buffers.values())
+
+
+def before_copy(target: MaskedTensor) -> None:
+    """Before `target.copy_(source)`: while a module loads its state, its tensors forget which positions are there."""
+    module = _loading.get()
+    if module is not None and any(tensor is target for tensor in _state_of(module)):
+        forget_extent(target)
+
+
+def install() -> None:
+    """The package calls this once, on import."""
+    replace(nn.Module, "_load_from_state_dict", load_state, has_padded_state)

@@ -100,6 +100,44 @@ from op_registry.schema import (
     written_arguments,
 )
 
+
+def kernel_of(meaning: Meaning) -> Kernel:
+    """The kernel for what an overload means: the ladder of the module's docstring."""
+    op, rule, base = meaning.op, meaning.rule, meaning.base
+    if rule is not None and rule.category is REFUSED:
+        refusal = rule_kernel(op, rule)
+        return resizing_kernel(op, refusal) if op in RESIZING and has_builtin_meaning(meaning) else refusal
+    if rule is not None and rule.category is COMPOSITE:
+        return composite_rule_kernel(op, rule)
+    if changes_metadata(op) and has_builtin_meaning(meaning):
+        return metadata_kernel(op)
+    if rule is not None and base is op:
+        if is_view(op) and not decomposes(op):
+            return view_kernel(op, rule)
+        if rule.category is ELEMENTWISE:
+            return elementwise_kernel(op, rule)
+        if rule.category.by_rows and rule.dims is not None:
+            return rows_kernel(op, rule)
+        if is_like_factory(op):
+            return unrecorded(rule_kernel(op, rule))
+        return reduction_kernel(op, rule) if rule.category is REDUCTION else rule_kernel(op, rule)
+    if base is not None and (rule is not None or is_out(op)):
+        compute = functional_call(op)
+        if not is_inplace(op):
+            exact = rule is not None and rule.traits.exact_out
+            return out_kernel(op, compute, written_arguments(op), exact)
+        category = None if rule is None else rule.category
+        kernel = filling_kernel(op, compute) if op in FILLING else inplace_kernel(op, compute, category)
+        return kernel if schema_of(op).returns else returning_nothing(kernel)
+    if meaning.kind == "each of a list":
+        return foreach_kernel(op)
+    if meaning.kind == "written back":
+        return factory_out_kernel(op)
+    if meaning.kind != "decomposes":
+        return passing_kernel(op)
+    return shaped_like(decomposing_kernel(op)) if op in _SHAPED_LIKE else decomposing_kernel(op)
+
+
 aten = torch.ops.aten
 Handler = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -172,43 +210,6 @@ def returning_nothing(kernel: Kernel) -> Kernel:
         kernel(keyset, *args, **kwargs)
 
     return without_result
-
-
-def kernel_of(meaning: Meaning) -> Kernel:
-    """The kernel for what an overload means: the ladder of the module's docstring."""
-    op, rule, base = meaning.op, meaning.rule, meaning.base
-    if rule is not None and rule.category is REFUSED:
-        refusal = rule_kernel(op, rule)
-        return resizing_kernel(op, refusal) if op in RESIZING and has_builtin_meaning(meaning) else refusal
-    if rule is not None and rule.category is COMPOSITE:
-        return composite_rule_kernel(op, rule)
-    if changes_metadata(op) and has_builtin_meaning(meaning):
-        return metadata_kernel(op)
-    if rule is not None and base is op:
-        if is_view(op) and not decomposes(op):
-            return view_kernel(op, rule)
-        if rule.category is ELEMENTWISE:
-            return elementwise_kernel(op, rule)
-        if rule.category.by_rows and rule.dims is not None:
-            return rows_kernel(op, rule)
-        if is_like_factory(op):
-            return unrecorded(rule_kernel(op, rule))
-        return reduction_kernel(op, rule) if rule.category is REDUCTION else rule_kernel(op, rule)
-    if base is not None and (rule is not None or is_out(op)):
-        compute = functional_call(op)
-        if not is_inplace(op):
-            exact = rule is not None and rule.traits.exact_out
-            return out_kernel(op, compute, written_arguments(op), exact)
-        category = None if rule is None else rule.category
-        kernel = filling_kernel(op, compute) if op in FILLING else inplace_kernel(op, compute, category)
-        return kernel if schema_of(op).returns else returning_nothing(kernel)
-    if meaning.kind == "each of a list":
-        return foreach_kernel(op)
-    if meaning.kind == "written back":
-        return factory_out_kernel(op)
-    if meaning.kind != "decomposes":
-        return passing_kernel(op)
-    return shaped_like(decomposing_kernel(op)) if op in _SHAPED_LIKE else decomposing_kernel(op)
 
 
 cached_kernel_of = functools.lru_cache(maxsize=4096)(kernel_of)

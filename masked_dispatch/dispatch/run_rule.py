@@ -55,6 +55,25 @@ from op_registry.sparse.permuted import RECORDS, AnyRecord, sum_of_any_order, to
 from op_registry.sparse.record import NotLowered
 
 
+def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
+    """A kernel that runs the rule, unwrapping and wrapping differentiably."""
+    run, steps, unchanged = rule.bind(op), rule.traits.data_sizes, rule.traits.unchanged
+    on_sparse = lowered_and_written if written_arguments(op) else lowered
+
+    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if unchanged is not None and unchanged(*args[1:], **kwargs):
+            return args[0]
+        storage = storage_among(args)
+        if kwargs:
+            storage = max(storage, storage_among(kwargs.values()))
+        if storage == DENSE:
+            arguments = (op, run, rule, args, kwargs)
+            return run_in_steps(run_rule, arguments, {}) if steps else run_rule(*arguments)
+        return redispatch(op, keyset, args, kwargs) if storage == PLAIN else on_sparse(op, args, kwargs)
+
+    return remembering(kernel) if op in SELECTING else kernel
+
+
 def run_rule(op: OpOverload, run: Run, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Unwrap, run, wrap. If the rule returns one of its argument records, the result is that argument itself."""
     if modes_in_force():
@@ -90,25 +109,6 @@ def _run_rule(op: OpOverload, run: Run, rule: Rule, args: Sequence[Any], kwargs:
     if type(wrapped) not in MASKED or wrapped.requires_grad:
         join(rule, op, (args, given), (records, kwargs), wrapped)
     return wrapped
-
-
-def rule_kernel(op: OpOverload, rule: Rule) -> Kernel:
-    """A kernel that runs the rule, unwrapping and wrapping differentiably."""
-    run, steps, unchanged = rule.bind(op), rule.traits.data_sizes, rule.traits.unchanged
-    on_sparse = lowered_and_written if written_arguments(op) else lowered
-
-    def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if unchanged is not None and unchanged(*args[1:], **kwargs):
-            return args[0]
-        storage = storage_among(args)
-        if kwargs:
-            storage = max(storage, storage_among(kwargs.values()))
-        if storage == DENSE:
-            arguments = (op, run, rule, args, kwargs)
-            return run_in_steps(run_rule, arguments, {}) if steps else run_rule(*arguments)
-        return redispatch(op, keyset, args, kwargs) if storage == PLAIN else on_sparse(op, args, kwargs)
-
-    return remembering(kernel) if op in SELECTING else kernel
 
 
 # The storage of a call's arguments: the maximum over all arguments.

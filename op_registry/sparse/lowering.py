@@ -43,6 +43,80 @@ from op_registry.sparse.permuted import RECORDS, Permuted, sparse_dims_first
 from op_registry.sparse.record import NotLowered, Sparse
 
 
+def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run a rule on arguments with a sparse record among them; NotLowered, with all reasons, if no lowering can."""
+    if not _any_permuted((*args, *kwargs.values()) if kwargs else args):
+        lowering = lowering_of(rule, Sparse)
+        if lowering is None:
+            raise NotLowered(rule.category.why_dense)
+        return run_lowering(lowering, rule, op, args, kwargs)
+    reason = "dense dimensions stand before sparse ones"
+    lowering = lowering_of(rule, Permuted)
+    if lowering is not None:
+        try:
+            return run_lowering(lowering, rule, op, args, kwargs)
+        except NotLowered as refusal:
+            reason = str(refusal)
+    lowering = lowering_of(rule, Sparse)
+    if lowering is None:
+        raise NotLowered(reason)
+    try:
+        args, named = map_tensors(sparse_dims_first, (list(args), list(kwargs.items())), Permuted)
+    except NotLowered:
+        raise NotLowered(reason) from None
+    return run_lowering(lowering, rule, op, args, dict(named))
+
+
+def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run one lowering of a rule; NotLowered, with all reasons, if none of its alternatives can."""
+    c: Bound | None = None  # the call, which alternatives share; it is bound for those that take it
+    reasons = []
+    ways = ways_of(lowering)
+    for way in ways:
+        try:
+            if not isinstance(way, OnCall):
+                return way(op, *args, **kwargs)
+            c = c or Bound.of(rule, op, args, kwargs)
+            return way(c)
+        except NotLowered as reason:  # noqa: PERF203
+            if len(ways) == 1:
+                raise
+            reasons.append(str(reason))
+        except MaskedSemanticsError:
+            raise
+        except Exception as error:
+            name_rule(error, rule, op)
+            raise
+    raise NotLowered("; ".join(dict.fromkeys(reasons)))
+
+
+def _any_permuted(values: Sequence[Any]) -> bool:
+    return any(type(v) is Permuted or (type(v) in (list, tuple) and Permuted in map(type, v)) for v in values)
+
+
+def lowering_of(rule: Rule, record: type) -> Lowering | None:
+    """The lowering of a rule for a kind of sparse record: its own, else its category's, else None."""
+    own: Lowering | None = rule.lowerings.get(record)
+    shared: Lowering | None = rule.category.lowerings.get(record)
+    return own or (None if rule.dims is None and _reads_dims(shared) else shared)
+
+
+def _reads_dims(lowering: Lowering | None) -> bool:
+    if isinstance(lowering, FirstOf):
+        return all(_reads_dims(alternative) for alternative in lowering.alternatives)
+    return isinstance(lowering, OnCall) and lowering.of_dims
+
+
+def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
+    """The functions that may run a rule on a kind of sparse record, in the order in which they are tried."""
+
+    ways = ways_of(lowering_of(rule, record))
+    return tuple(way.run if isinstance(way, OnCall) else way for way in ways)
+
+
+# ------------------------------------------------------------------------------------------ calls that a lowering takes
+
+
 @dataclass(frozen=True)
 class Takes:
     """What has to hold of a call. Arguments are named in one string, "self, weight"; those that are None always fit.
@@ -273,77 +347,6 @@ def never(reason: str) -> Callable[..., NoReturn]:
         raise NotLowered(reason)
 
     return refuse
-
-
-def lowering_of(rule: Rule, record: type) -> Lowering | None:
-    """The lowering of a rule for a kind of sparse record: its own, else its category's, else None."""
-    own: Lowering | None = rule.lowerings.get(record)
-    shared: Lowering | None = rule.category.lowerings.get(record)
-    return own or (None if rule.dims is None and _reads_dims(shared) else shared)
-
-
-def _reads_dims(lowering: Lowering | None) -> bool:
-    if isinstance(lowering, FirstOf):
-        return all(_reads_dims(alternative) for alternative in lowering.alternatives)
-    return isinstance(lowering, OnCall) and lowering.of_dims
-
-
-def alternatives(rule: Rule, record: type) -> tuple[Callable[..., Any], ...]:
-    """The functions that may run a rule on a kind of sparse record, in the order in which they are tried."""
-
-    ways = ways_of(lowering_of(rule, record))
-    return tuple(way.run if isinstance(way, OnCall) else way for way in ways)
-
-
-def run_sparsely(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run a rule on arguments with a sparse record among them; NotLowered, with all reasons, if no lowering can."""
-    if not _any_permuted((*args, *kwargs.values()) if kwargs else args):
-        lowering = lowering_of(rule, Sparse)
-        if lowering is None:
-            raise NotLowered(rule.category.why_dense)
-        return run_lowering(lowering, rule, op, args, kwargs)
-    reason = "dense dimensions stand before sparse ones"
-    lowering = lowering_of(rule, Permuted)
-    if lowering is not None:
-        try:
-            return run_lowering(lowering, rule, op, args, kwargs)
-        except NotLowered as refusal:
-            reason = str(refusal)
-    lowering = lowering_of(rule, Sparse)
-    if lowering is None:
-        raise NotLowered(reason)
-    try:
-        args, named = map_tensors(sparse_dims_first, (list(args), list(kwargs.items())), Permuted)
-    except NotLowered:
-        raise NotLowered(reason) from None
-    return run_lowering(lowering, rule, op, args, dict(named))
-
-
-def run_lowering(lowering: Lowering, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run one lowering of a rule; NotLowered, with all reasons, if none of its alternatives can."""
-    c: Bound | None = None  # the call, which alternatives share; it is bound for those that take it
-    reasons = []
-    ways = ways_of(lowering)
-    for way in ways:
-        try:
-            if not isinstance(way, OnCall):
-                return way(op, *args, **kwargs)
-            c = c or Bound.of(rule, op, args, kwargs)
-            return way(c)
-        except NotLowered as reason:  # noqa: PERF203
-            if len(ways) == 1:
-                raise
-            reasons.append(str(reason))
-        except MaskedSemanticsError:
-            raise
-        except Exception as error:
-            name_rule(error, rule, op)
-            raise
-    raise NotLowered("; ".join(dict.fromkeys(reasons)))
-
-
-def _any_permuted(values: Sequence[Any]) -> bool:
-    return any(type(v) is Permuted or (type(v) in (list, tuple) and Permuted in map(type, v)) for v in values)
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans
