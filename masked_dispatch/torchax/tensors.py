@@ -147,7 +147,9 @@ def assigned(target: OnJax, source: Tensor) -> OnJax:
     """The target, with the values and the validity of `source`, of any dtype and of a shape that can be expanded."""
     if target._copied_at is not None:
         raise MaskedSemanticsError(written_through_view(target))
-    written = source._printed_record if isinstance(source, MaskedTensor) else Dense(source, None)
+    written = Dense(source, None)
+    if isinstance(source, MaskedTensor):
+        written = Dense(source._data, source._validity, source._extent)
     receive_extent(target, written)
     data, validity = written.data, written.validity
     with tracking_views_and_versions():  # so that backward notices

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from data_of_producers import data
-from op_registry.sparse import record
+from op_registry.sparse import convert
 from sparse_layouts import LAYOUTS
 
 
@@ -110,7 +110,7 @@ def test_rows_that_stay_dense():
 
 def test_a_large_tensor_is_taken_chunk_by_chunk(monkeypatch):
     taken = []
-    parts = record.sparse_parts
+    parts = convert.sparse_parts
     monkeypatch.setattr("op_registry.sparse.convert.sparse_parts", lambda *a: taken.append(a[0].shape) or parts(*a))
     x = torch.randn(512, 512)
     assert torch.equal(md.sparse_relu(x).to_tensor(0), x.relu())

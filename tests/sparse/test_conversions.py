@@ -11,7 +11,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from op_registry.records.dense import Dense
-from op_registry.sparse import compaction as conversions
+from op_registry.sparse import compaction
 from op_registry.sparse.convert import from_dense, to_dense, to_layout
 from op_registry.sparse.layout import BSC, BSR, COO, CSC, CSR, Layout
 from op_registry.sparse.record import Sparse
@@ -72,9 +72,9 @@ def threads() -> Iterator[Callable[[int], None]]:
 @pytest.fixture
 def chunked(monkeypatch) -> Callable[[int], None]:
     def set_to(chunk: int) -> None:
-        monkeypatch.setattr(conversions, "SMALL", -1)
-        monkeypatch.setattr(conversions, "CHUNK", chunk)
-        monkeypatch.setattr(conversions, "LARGE_CHUNK", chunk)
+        monkeypatch.setattr(compaction, "SMALL", -1)
+        monkeypatch.setattr(compaction, "CHUNK", chunk)
+        monkeypatch.setattr(compaction, "LARGE_CHUNK", chunk)
 
     return set_to
 
@@ -152,15 +152,15 @@ def test_every_dtype_moves(layout, dtype, chunked):
 def test_positions(n, every):
     mask = (torch.arange(n) % every == every - 1).to(torch.int8)
     wanted = mask.nonzero()[:, 0]
-    assert torch.equal(conversions.positions(mask, len(wanted)), wanted)
+    assert torch.equal(compaction.positions(mask, len(wanted)), wanted)
     shifted = torch.cat([mask.new_zeros(3), mask])[3:]
-    assert torch.equal(conversions.positions(shifted, len(wanted)), wanted)
+    assert torch.equal(compaction.positions(shifted, len(wanted)), wanted)
 
 
 @pytest.mark.parametrize("across", [1, 8, 100, 128, 1024, 2048, 2056])
 def test_ones_by_row(across):
     for mask in (torch.ones(3, across), torch.randn(3, across) > 0):
-        assert torch.equal(conversions.ones_by_row(mask.to(torch.int8)), mask.to(torch.int64).sum(1))
+        assert torch.equal(compaction.ones_by_row(mask.to(torch.int8)), mask.to(torch.int64).sum(1))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

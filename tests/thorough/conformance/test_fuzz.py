@@ -25,7 +25,7 @@ from op_registry.fuzz.laws import LAWS
 from op_registry.fuzz.programs import Program, Source, Step, run
 from op_registry.fuzz.steps import endless, left_open
 from op_registry.ops.contractions import distances
-from op_registry.sparse import compaction as convert
+from op_registry.sparse import compaction
 
 aten = torch.ops.aten
 
@@ -72,8 +72,8 @@ def test_programs_have_every_mask_storage_and_kind_of_step() -> None:
 
 def test_some_programs_are_beyond_the_sizes_that_go_by_chunks() -> None:
     elements = [max(math.prod(s.shape) for s in program_from(seed, choices()).sources) for seed in range(400)]
-    assert max(elements) > convert.CHUNK
-    assert all(math.prod(shape) > convert.CHUNK for shape in LARGE)
+    assert max(elements) > compaction.CHUNK
+    assert all(math.prod(shape) > compaction.CHUNK for shape in LARGE)
     assert any(rows * rows * columns > distances._AT_ONCE for rows, columns in MEDIUM)
 
 
