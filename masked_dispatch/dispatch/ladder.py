@@ -46,6 +46,7 @@ from masked_dispatch.dispatch.run_rule import (
     run_in_steps,
     run_rule,
     storage_among,
+    writing_back,
 )
 from masked_dispatch.dispatch.views import metadata_kernel, strided_view_below, view_below, view_kernel
 from masked_dispatch.dispatch.writes import (
@@ -237,7 +238,8 @@ def inner_kernel(op: OpOverload, rule: Rule) -> Kernel:
 
     def kernel(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if storage_among([*args, *kwargs.values()]) == SPARSE:
-            return lowered_by(rule, op, args, kwargs, on_dense)
+            on_copies = writing_back(op, args, kwargs, on_dense) if schema_of(op).is_mutable else on_dense
+            return lowered_by(rule, op, args, kwargs, on_copies)
         return general(keyset, *args, **kwargs)
 
     return kernel

@@ -223,10 +223,15 @@ def lowered(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], belo
 
 
 def lowered_and_written(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], below: bool = False) -> Any:
-    """The same of an operator that writes to its arguments: what it writes to dense copies of them, they are given."""
+    """The same of an operator that writes to its arguments."""
+    return lowered_by(registry.get(op), op, args, kwargs, writing_back(op, args, kwargs, op), below)
+
+
+def writing_back(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], run: Run) -> Run:
+    """`run` on dense copies of a call's arguments: what it writes to a copy, the argument is given, as it is stored."""
 
     def on_dense(*dense_args: Any, **dense_kwargs: Any) -> Any:
-        result = op(*dense_args, **dense_kwargs)
+        result = run(*dense_args, **dense_kwargs)
         given, copies = bind_by_name(op, args, kwargs), bind_by_name(op, dense_args, dense_kwargs)
         for name in written_arguments(op):
             is_list = isinstance(given[name], (list, tuple))
@@ -236,7 +241,7 @@ def lowered_and_written(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str
                     assign_below(target, source.detach())
         return result
 
-    return lowered_by(registry.get(op), op, args, kwargs, on_dense, below)
+    return on_dense
 
 
 def lowered_by(
