@@ -42,7 +42,6 @@ from masked_dispatch.api.construct import (
     masked_tensor,
     pad_sequence,
 )
-from masked_dispatch.api.explain import explain
 from masked_dispatch.api.export import export
 from masked_dispatch.api.padding import align, first, last, padded, positions
 from masked_dispatch.api.reductions import (
@@ -93,6 +92,7 @@ from masked_dispatch.interop import outside_dispatch as _outside_dispatch
 from masked_dispatch.interop import protocols as _protocols
 from masked_dispatch.replacements import patches
 from masked_dispatch.seeing.audit import Audit, audit
+from masked_dispatch.seeing.explain import explain
 from masked_dispatch.seeing.trace import Trace, trace
 from masked_dispatch.tensor import buffers as _buffers
 from masked_dispatch.tensor import messages as _messages

@@ -8,11 +8,9 @@ The logger is ``masked_dispatch.densification``, the level INFO, so nothing is p
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,21 +41,15 @@ class Densification:
 
 # Called with every densification in this process; conformance counts them.
 on_densify: list[Callable[[Densification], None]] = []
-_collected: contextvars.ContextVar[list[Densification] | None] = contextvars.ContextVar(
-    "masked_dispatch.densifications", default=None
-)
 
 
 def report(operation: str, tensors: Sequence[Tensor], why: str) -> None:
     """Report that `tensors` are about to be stored densely for an operator or a function of this library."""
-    collected = _collected.get()
-    if not on_densify and collected is None and not logger.isEnabledFor(logging.INFO):
+    if not on_densify and not logger.isEnabledFor(logging.INFO):
         return
     densification = Densification(operation, tuple(map(storage_of, tensors)), bytes_needed(tensors), why)
     for callback in on_densify:
         callback(densification)
-    if collected is not None:
-        collected.append(densification)
     logger.info("%s", densification)
 
 
@@ -70,14 +62,3 @@ def storage_of(tensor: Tensor) -> str:
     """The shape, layout and number of stored elements of a masked or torch.sparse tensor."""
     layout, stored = getattr(tensor, "storage_layout", tensor.layout), getattr(tensor, "nnz", None)
     return f"shape {tuple(tensor.shape)} as {layout} with {tensor._nnz() if stored is None else stored} stored"
-
-
-@contextlib.contextmanager
-def collecting() -> Iterator[list[Densification]]:
-    """Collect the densifications of this thread or task inside the block."""
-    collected: list[Densification] = []
-    token = _collected.set(collected)
-    try:
-        yield collected
-    finally:
-        _collected.reset(token)

@@ -14,7 +14,4 @@ along_dim.py      places, runs and ranks along a dimension
 sparsify.py       sparse tensors from the elements that meet a condition
 windows.py        whether windows read missing values or padding
 export.py         modules as programs of torch.export without masked tensors
-explain.py        what happens in a call
-call_observer.py  the interpreter that records the call's operators
-explanation.py    the records, which print as text
 """

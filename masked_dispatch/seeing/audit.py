@@ -5,14 +5,39 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from masked_dispatch.seeing.auditor import Auditor, Functions
-from masked_dispatch.seeing.event import Line
-from masked_dispatch.seeing.text import counted
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+
+from masked_dispatch.caller_warnings import is_torchs_own
+from masked_dispatch.dispatch.run_rule import has_masked
+from masked_dispatch.engine_internals import frames_to_caller
+from masked_dispatch.seeing.calls import counted
+from masked_dispatch.seeing.checks import (
+    Check,
+    Count,
+    DividedSums,
+    Factors,
+    Line,
+    NumbersOfNothing,
+    RowsLeftOut,
+    ValidPadding,
+    batch_ends,
+    lost_matrices,
+    own_transposes,
+    tables_on_the_grid,
+    windows_too_long,
+)
+from masked_dispatch.seeing.event import Event, can_be_read, valid_of
+from masked_dispatch.seeing.lost import LostStates, PrunedOutputs, one_for_many
+from masked_dispatch.seeing.recorder import Recorder
+from masked_dispatch.seeing.sizes import Followed, SamplesAlone, numbers_in, plain_number, size_read, with_each
 from masked_dispatch.seeing.watching import recording_calls
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 
 class Kind(NamedTuple):
@@ -166,14 +191,14 @@ class Audit:
     """What :func:`masked_dispatch.audit` has found. `print(report)` prints it; it is false if it has found nothing."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, Line, str], tuple[int | None, int]] = {}
+        self._counts: dict[tuple[str, Line, str], tuple[int | None, int]] = {}
         self._calls = 0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The findings, in the order in which they were first seen; one for each kind and line."""
         return tuple(
-            _finding(kind, *line, text, count, calls) for (kind, line, text), (count, calls) in self._found.items()
+            _finding(kind, *line, text, count, calls) for (kind, line, text), (count, calls) in self._counts.items()
         )
 
     def __str__(self) -> str:
@@ -181,15 +206,15 @@ class Audit:
         if not findings:
             return f"audit: nothing found in {counted(self._calls, 'call')}"
         lines = [f"audit: {counted(len(findings), 'finding')}"]
-        for found in findings:
-            lines.append(f"{os.path.basename(found.file)}:{found.line}: {found.code}")
-            lines += [f"    {found.what}: {found.how_many}", f"    -> {found.todo}"]
+        for finding in findings:
+            lines.append(f"{os.path.basename(finding.file)}:{finding.line}: {finding.code}")
+            lines += [f"    {finding.what}: {finding.how_many}", f"    -> {finding.todo}"]
         return "\n".join(lines)
 
     __repr__ = __str__
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._counts)
 
 
 def _finding(kind: str, file: str, number: int, text: str, count: int | None, calls: int) -> Finding:
@@ -242,11 +267,209 @@ def audit() -> Iterator[Audit]:
     the calls of this thread or task, waits for a device, and costs nothing outside of a block; a function that
     torch.compile compiles cannot open one.
     """
-    found = Audit()
-    auditor = Auditor(found._found)
+    report = Audit()
+    auditor = Auditor(report._counts)
     try:
         with recording_calls(auditor), Functions(auditor):
-            yield found
+            yield report
     finally:
         auditor.finish()
-        found._calls = len(auditor.calls)
+        report._calls = len(auditor.calls)
+
+
+# ----------------------------------------------------- the calls of a block, each of which is checked when it has ended
+
+
+class Auditor(Recorder):
+    """Checks the calls that it records, but for those of backward, and those that torch or this library makes.
+
+    counts  where it puts what it finds: for each kind, line and text, how many elements in how many calls
+    """
+
+    def __init__(self, counts: dict[tuple[str, Line, str], tuple[int | None, int]]) -> None:
+        super().__init__()
+        self.counts = counts
+        self._states, self._factors, self._sums = LostStates(self.calls), Factors(), DividedSums()
+        self._alone, self._nothing, self._pruned = SamplesAlone(), NumbersOfNothing(), PrunedOutputs()
+        self._checks: tuple[Check, ...] = (
+            one_for_many, windows_too_long, ValidPadding(), batch_ends, tables_on_the_grid, RowsLeftOut(),
+            lost_matrices, own_transposes, self._factors, self._sums,
+        )  # fmt: skip
+
+    def begin(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Event | None:
+        event = super().begin(op, args, kwargs)
+        if event is not None and event.writes:
+            with self._counting():
+                for argument in event.operands if self._is_checked(event) else ():
+                    _ = argument.in_extent  # before it is written
+        return event
+
+    def end(self, event: Event, result: object) -> None:
+        super().end(event, result)
+        if not self._is_checked(event) or not all(map(can_be_read, event.results)):
+            return
+        with self._counting():
+            line = caller_line(_through(event))
+            self._states.note(event, line)
+            counted = list(self._nothing(event))
+            if pruned := list(self._pruned(event)):
+                self._add(pruned, caller_line(_LAYERS))
+            if line is not None:
+                self._add(counted, line)
+                for check in self._checks:
+                    self._add(check(event, line), line, event.batch_end)
+
+    def _is_checked(self, event: Event) -> bool:
+        """Whether it is a call of the block's own, not one of backward or of a composite operator."""
+        if event.call.backward or any(opened.module == 0 for opened in self._stack.open if opened is not event):
+            return False
+        return all(can_be_read(argument.tensor) for argument in event.operands)
+
+    def finish(self) -> None:
+        """Add what is known at the end of the block."""
+        for kind, line, rows, calls in self._states.at_end():
+            self._add([(kind, rows)], line, calls=calls)
+
+    def mask_dropped(self, invalid: int | None) -> None:
+        line = caller_line()
+        if line is not None:
+            self._add([("mask dropped", invalid)], line)
+
+    def batch_end(self, text: str) -> None:
+        event = self._stack.open[-1] if self._stack.open and not self._stack.counting else None
+        if isinstance(event, Event):
+            event.batch_end = text
+
+    def called(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function of torch as code in the block does; the result, whose sizes are followed."""
+        has_numbers = any(True for _ in numbers_in([args, kwargs]))
+        plain = (with_each(args, plain_number), with_each(kwargs, plain_number)) if has_numbers else (args, kwargs)
+        before = dict(self.counts) if has_numbers else self.counts
+        if self._stack.counting:
+            return function(*plain[0], **plain[1])
+        call = self._alone.before(function, args, kwargs)
+        result = function(*plain[0], **plain[1])
+        name, line = call.name.rstrip("_"), caller_line()
+        with self._counting():
+            if line is not None:
+                if name in _SIZES or getattr(getattr(function, "__self__", None), "__name__", "") == "shape":
+                    return self._size(name, args, kwargs, result) if _reads_itself() else result
+                operands = [t for t in args if isinstance(t, Tensor)]
+                if operands and not has_masked(args) and not isinstance(result, MaskedTensor):
+                    self._plain(name, operands, args, result, line)
+                if has_numbers and has_masked(args):
+                    key = ("divided by size", line, "")
+                    if self.counts.get(key) == before.get(key):
+                        self._add([("divided by size", _padding_divided_by(name, args, kwargs, result))], line)
+            for origin in self._alone.after(call, result, caller_line(_FUNCTIONS)):
+                self._add([(origin.kind, origin.count)], origin.line)
+        return result
+
+    @staticmethod
+    def _size(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+        x = args[0]
+        if not isinstance(x, MaskedTensor) or x._extent is None or not can_be_read(x):
+            return result
+        return size_read(name, x, args[1] if len(args) > 1 else kwargs.get("dim"), result)
+
+    def _plain(
+        self, function: str, operands: Sequence[Tensor], args: Sequence[object], result: object, line: Line
+    ) -> None:
+        """A function of torch has been called, without masked tensors."""
+        for product, count in self._factors.computed(function, operands, result):
+            self._add([("plain factor", count)], product)
+        if function in _DIVISIONS and isinstance(args[0], Tensor):
+            self._add([("divided by size", self._sums.divided(args[0], plain_number(args[1])))], line)
+
+    def _add(self, counts: Iterable[Count], line: Line | None, text: str = "", calls: int = 1) -> None:
+        for kind, count in counts:
+            if count == 0 or line is None:
+                continue
+            key = (kind, line, text if kind == "batch end" else "")
+            before, earlier = self.counts.get(key, (0, 0))
+            self.counts[key] = (None if before is None or count is None else before + count, earlier + calls)
+
+
+class Functions(TorchFunctionMode):
+    """Shows an auditor the functions of torch that code in the block calls, with the numbers that it passes.
+
+    Kernels of masked tensors see neither calls without masked tensors nor where numbers come from.
+    """
+
+    def __init__(self, auditor: Auditor) -> None:
+        super().__init__()
+        self._auditor = auditor
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self._auditor.called(func, args, kwargs or {})
+
+
+# Modules of torch in which a layer of the caller's computes.
+_LAYERS = ("torch.nn.", "torch.functional", "torch._jit_internal")
+# Modules of torch with functions in Python, which show themselves to a mode when they are called.
+_FUNCTIONS = ("torch.nn.functional", "torch.functional", "torch._jit_internal")
+_SIZES = {"size", "numel", "nelement"}
+_DIVISIONS = {"div", "divide", "true_divide"}
+_PRODUCTS = {"mul", "multiply"}
+
+
+def _padding_divided_by(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> int:
+    """How much padding a number counts by which a masked tensor is divided."""
+    if name in _DIVISIONS:
+        by = [n for n in (*args[1:2], kwargs.get("other")) if isinstance(n, Followed) and n.counts_padding]
+    else:
+        factors = args if name in _PRODUCTS else ()
+        by = [n for n in (*factors, *kwargs.values()) if isinstance(n, Followed) and n.divides_by_padding]
+    if not by or not isinstance(result, MaskedTensor) or not can_be_read(result):
+        return 0
+    return max(n.padding for n in by) if bool(((result._data != 0) & valid_of(result)).any()) else 0
+
+
+# ------------------------------------------------------------------------------------------------------- caller's lines
+
+
+def caller_line(through: Sequence[str] = ()) -> Line | None:
+    """The line of a caller's that makes the call which is running; None if torch or this library makes it.
+
+    through  further modules that callers call to make the call
+    """
+    *between, (_, frame) = frames_to_caller()
+    modules = [name for name, _ in between]
+    between.clear()  # this frame is one of them: in a cycle, every tensor of the calls would live on
+    if frame is None or any(_calls_for_itself(module, through) for module in modules):
+        return None
+    return Line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _reads_itself() -> bool:
+    """Whether the caller's line asks for a size, and no function of this library that it calls."""
+    *between, _ = frames_to_caller()
+    modules = [name for name, _ in between if name.startswith("masked_dispatch.")]
+    between.clear()
+    return all(name.startswith(("masked_dispatch.seeing.", "masked_dispatch.engine_internals")) for name in modules)
+
+
+# Parts of this library between a caller's line and an operator, whose functions make the call that the line asks for.
+_SERVING = (
+    "autograd", "compiler_internals", "dispatch", "engine_internals", "replacements", "scopes", "seeing", "tensor",
+    "torch_internals", "update_policy", "api.methods", "api.padding", "api.reductions", "api.skipna",
+)  # fmt: skip
+_PARTS_SERVING = tuple(f"masked_dispatch.{part}" for part in _SERVING)
+
+
+def _through(event: Event) -> tuple[str, ...]:
+    """Modules of torch whose Python functions make the call that a line asks for, and do nothing else of their own."""
+    if event.name == "einsum":
+        return ("torch.functional",)
+    if "reduction" in event.named:
+        return ("torch.nn.functional", "torch.nn.modules.loss", "torch.nn.modules.module")
+    windows = event.labels is not None and "window" in event.labels.roles.values()
+    return ("torch.nn.functional", "torch.nn.modules.", "torch._jit_internal") if windows else ()
+
+
+def _calls_for_itself(module: str, through: Sequence[str]) -> bool:
+    if module.startswith("masked_dispatch."):
+        return not module.startswith(_PARTS_SERVING)
+    return is_torchs_own(module) and not module.startswith(tuple(through))

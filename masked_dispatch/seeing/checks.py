@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.autograd.dense import wrap_record
-from masked_dispatch.seeing.event import Event, Found, Line, Notes, Taken, any_of_row, record_of, there_of, valid_of
+from masked_dispatch.seeing.event import Argument, Event, Notes, any_of_row, in_extent, record_of, valid_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.dimensions.labels import Labels
 from op_registry.extents.factors import conjunction, factors_of, first_known
@@ -23,29 +24,45 @@ from op_registry.records.dense import Dense
 from op_registry.records.extent import Extent, Positions
 from op_registry.records.validity import intersect
 
+# A kind of :data:`masked_dispatch.seeing.audit.KINDS`, and how many elements; None if nobody has counted, because it
+# would have waited for a device.
+Count = tuple[str, int | None]
+
+
+class Line(NamedTuple):
+    """A line of the caller's."""
+
+    file: str
+    number: int
+
+
+class Check(Protocol):
+    def __call__(self, event: Event, line: Line) -> Iterator[Count]: ...
+
+
 # ------------------------------------------------------------------------------------------- padding that becomes valid
 
 
 class ValidPadding:
     """Padding that becomes valid: after `without_extent`, or in a plain tensor that is updated in place.
 
-    The extent that was dropped goes along: each call on a tensor that had it is made again with the extent put back.
+    Each call on a tensor whose extent was dropped is made again with the extent put back.
     """
 
     def __init__(self) -> None:
         self._dropped = Notes()
 
-    def __call__(self, event: Event, line: Line) -> Iterator[Found]:
+    def __call__(self, event: Event, line: Line) -> Iterator[Count]:
         if event.name == "without_extent":
             self._drop(event.operands[0].tensor, event.results[0])
         elif event.writes:
-            yield Found("valid padding", self._updated(event))
-        elif any(self._dropped.get(taken.tensor) is not None for taken in event.masked):
-            yield Found("valid padding", self._revived(event))
+            yield ("valid padding", self._updated(event))
+        elif any(self._dropped.get(argument.tensor) is not None for argument in event.masked):
+            yield ("valid padding", self._revived(event))
 
     def _drop(self, x: Tensor, result: Tensor) -> None:
-        if isinstance(x, MaskedTensor) and x._extent is not None and not bool(there_of(x).all()):
-            self._dropped.set(result, _said_by(x))
+        if isinstance(x, MaskedTensor) and x._extent is not None and not bool(in_extent(x).all()):
+            self._dropped.set(result, _extent_of(x))
 
     @staticmethod
     def _updated(event: Event) -> int:
@@ -53,16 +70,16 @@ class ValidPadding:
         target = event.operands[0]
         if event.category == "assignment" or target.is_masked:
             return 0
-        return sum(int((~t.there).sum()) for t in event.masked if t.tensor.shape == target.tensor.shape)
+        return sum(int((~t.in_extent).sum()) for t in event.masked if t.tensor.shape == target.tensor.shape)
 
     def _revived(self, event: Event) -> int:
         result, padded = event.result, self._with_extents(event)
         if result is None or padded is None or padded.shape != result.shape:
             return 0
-        revived = valid_of(result) & ~there_of(padded)
+        revived = valid_of(result) & ~in_extent(padded)
         count = int(revived.sum())
         if padded._extent is not None and not count:  # it is reported once, where it happens
-            self._dropped.set(result, _said_by(padded))
+            self._dropped.set(result, _extent_of(padded))
         return count
 
     def _with_extents(self, event: Event) -> MaskedTensor | None:
@@ -78,7 +95,7 @@ class ValidPadding:
         return None if extent is None else _with_extent(tensor, extent)
 
 
-def _said_by(x: MaskedTensor) -> Extent:
+def _extent_of(x: MaskedTensor) -> Extent:
     """The extent of a tensor, which the mask doesn't say any more."""
     return Extent(factors_of(record_of(x)), is_mask=False)
 
@@ -95,20 +112,20 @@ def _cuts_positions(event: Event, extent: Extent | None) -> bool:
 # ------------------------------------------------------------------------------------------------------------ windows
 
 
-def windows_too_long(event: Event, line: Line) -> Iterator[Found]:
+def windows_too_long(event: Event, line: Line) -> Iterator[Count]:
     """Windows that are longer than a sample, which is not there any more."""
     if event.result is None or event.labels is None or "window" not in event.labels.roles.values():
         return
-    taken = event.masked[0]
-    rows = event.dim_in_result(taken, 0, 0)
-    if rows == 0 and taken.tensor.ndim and len(taken.tensor) == len(event.result):
-        yield Found("window too long", int((any_of_row(taken.valid) & ~any_of_row(there_of(event.result))).sum()))
+    argument = event.masked[0]
+    rows = event.dim_in_result(argument, 0, 0)
+    if rows == 0 and argument.tensor.ndim and len(argument.tensor) == len(event.result):
+        yield ("window too long", int((any_of_row(argument.valid) & ~any_of_row(in_extent(event.result))).sum()))
 
 
 # ---------------------------------------------------------------------------------------------- tables of positions
 
 
-def tables_on_the_grid(event: Event, line: Line) -> Iterator[Found]:
+def tables_on_the_grid(event: Event, line: Line) -> Iterator[Count]:
     """Plain operands along positions, the same for all samples, beside samples whose positions are at other indices.
 
     Not those along two dimensions in which each sample lies at the same places: tables of differences of positions.
@@ -117,24 +134,25 @@ def tables_on_the_grid(event: Event, line: Line) -> Iterator[Found]:
         return
     labeled = [pair for pair in zip(event.operands, event.dims, strict=True) if len(pair[1]) == pair[0].tensor.ndim]
     elements, places, samples = dict[Any, int](), dict[Any, Tensor](), set[Any]()
-    for taken, dims in labeled:
-        extent = taken.tensor._extent if isinstance(taken.tensor, MaskedTensor) else None
+    for argument, dims in labeled:
+        extent = argument.tensor._extent if isinstance(argument.tensor, MaskedTensor) else None
         known = first_known(extent.factors) if extent is not None else ()
-        numbered = [d for d, along in enumerate(known) if isinstance(along, Positions)]  # (not merged with samples)
-        samples.update(dims[d] for d, along in enumerate(known) if along is not None and d not in numbered)
+        numbered = [d for d, kind in enumerate(known) if isinstance(kind, Positions)]  # (not merged with samples)
+        samples.update(dims[d] for d, kind in enumerate(known) if kind is not None and d not in numbered)
         for d in numbered:
-            there = taken.there.movedim(d, -1)
-            moved = there & (there.cumsum(-1) - 1 != torch.arange(there.shape[-1], device=there.device))
+            positions = argument.in_extent.movedim(d, -1)
+            indices = torch.arange(positions.shape[-1], device=positions.device)
+            moved = positions & (positions.cumsum(-1) - 1 != indices)
             others = [other - (other > d) for other in numbered if other != d]
             elements[dims[d]] = max(elements.get(dims[d], 0), int(moved.sum()))
-            places[dims[d]] = there.any(others, keepdim=True) if others else there
-    for taken, dims in labeled:
-        large = [label for label, size in zip(dims, taken.tensor.shape, strict=True) if size > 1]
-        along = [label for label in large if label in places]
-        if not along or taken.is_masked or not samples.isdisjoint(large):
+            places[dims[d]] = positions.any(others, keepdim=True) if others else positions
+    for argument, dims in labeled:
+        large = [label for label, size in zip(dims, argument.tensor.shape, strict=True) if size > 1]
+        shared = [label for label in large if label in places]
+        if not shared or argument.is_masked or not samples.isdisjoint(large):
             continue
-        if len(along) != 2 or not _equal(*[places[label] for label in along]):
-            yield Found("table on the grid", max(elements[label] for label in along))
+        if len(shared) != 2 or not _equal(*[places[label] for label in shared]):
+            yield ("table on the grid", max(elements[label] for label in shared))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -144,10 +162,10 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 # ------------------------------------------------------------------------------------------------------ ends of a batch
 
 
-def batch_ends(event: Event, line: Line) -> Iterator[Found]:
+def batch_ends(event: Event, line: Line) -> Iterator[Count]:
     """Ends of a batch that show padding of shorter samples."""
     if event.batch_end:
-        yield Found("batch end", sum(int((~there_of(result)).sum()) for result in event.results))
+        yield ("batch end", sum(int((~in_extent(result)).sum()) for result in event.results))
 
 
 # --------------------------------------------------------------------------------------------------------------- means
@@ -165,26 +183,27 @@ class RowsLeftOut:
     def __init__(self) -> None:
         self._empty_sums = Notes()
 
-    def __call__(self, event: Event, line: Line) -> Iterator[Found]:
+    def __call__(self, event: Event, line: Line) -> Iterator[Count]:
         self._follow(event)
         is_loss = event.named.get("reduction") == _BY_MEAN
         if not is_loss and not (event.name in _MEANS and 0 in reduced(event)):
             return
-        operands = [taken for taken in event.masked if taken.tensor.ndim]
-        sizes = {len(taken.tensor) for taken in operands}
+        operands = [argument for argument in event.masked if argument.tensor.ndim]
+        sizes = {len(argument.tensor) for argument in operands}
         if len(sizes) != 1 or event.result is None or not bool(valid_of(event.result).any()):
             return
-        valid = functools.reduce(torch.bitwise_and, [any_of_row(taken.valid) for taken in operands])
-        left_out = functools.reduce(torch.bitwise_and, [any_of_row(taken.there) for taken in operands]) & ~valid
-        for taken in operands:
-            empty = self._empty_sums.get(taken.tensor)
+        valid = functools.reduce(torch.bitwise_and, [any_of_row(argument.valid) for argument in operands])
+        extent = functools.reduce(torch.bitwise_and, [any_of_row(argument.in_extent) for argument in operands])
+        left_out = extent & ~valid
+        for argument in operands:
+            empty = self._empty_sums.get(argument.tensor)
             if empty is not None:
-                yield Found("sums of nothing", int((left_out & empty).sum()))
+                yield ("sums of nothing", int((left_out & empty).sum()))
                 left_out = left_out & ~empty
-        for taken in operands if is_loss else ():
-            if taken.name == "target":
-                left_out = left_out & any_of_row(taken.valid)
-        yield Found("rows left out", int(left_out.sum()))
+        for argument in operands if is_loss else ():
+            if argument.name == "target":
+                left_out = left_out & any_of_row(argument.valid)
+        yield ("rows left out", int(left_out.sum()))
 
     def _follow(self, event: Event) -> None:
         """Note the rows of a result that are sums of nothing, or computed from them element by element."""
@@ -193,9 +212,9 @@ class RowsLeftOut:
             return
         empty: Tensor | None
         if event.name in _SUMS:
-            empty = any_of_row(there_of(result))
+            empty = any_of_row(in_extent(result))
         elif event.category in ("elementwise", "movement"):
-            notes = [self._empty_sums.get(taken.tensor) for taken in event.masked]
+            notes = [self._empty_sums.get(argument.tensor) for argument in event.masked]
             empty = next((note for note in notes if note is not None and len(note) == len(result)), None)
         else:
             return
@@ -222,37 +241,38 @@ class NumbersOfNothing:
     def __init__(self) -> None:
         self._notes = Notes()
 
-    def __call__(self, event: Event) -> Iterator[Found]:
+    def __call__(self, event: Event) -> Iterator[Count]:
         result, masked = event.result, event.masked
         note: Nothing | None = self._notes.get(masked[0].tensor) if masked else None
         if note is not None and event.name in _MEANS and note.dim in reduced(event):
             rest = note.numbers.all(reduced(event), keepdim=True)
-            yield Found("numbers of nothing", int((note.numbers & ~rest).sum()))
+            yield ("numbers of nothing", int((note.numbers & ~rest).sum()))
         elif result is not None and event.labels is not None and event.dims:
             try:
-                found = self._of(event, event.labels, note)
+                nothing = self._of(event, event.labels, note)
             except (RuntimeError, TypeError, KeyError):  # it doesn't move booleans
-                found = None
-            numbers = found.numbers & valid_of(result) if found and found.numbers.shape == result.shape else None
-            if found is not None and numbers is not None and bool(numbers.any()):
-                self._notes.set(result, Nothing(numbers, found.dim))
+                nothing = None
+            if nothing is not None and nothing.numbers.shape == result.shape:
+                numbers = nothing.numbers & valid_of(result)
+                if bool(numbers.any()):
+                    self._notes.set(result, Nothing(numbers, nothing.dim))
 
     def _of(self, event: Event, labels: Labels, note: Nothing | None) -> Nothing | None:
         """Which numbers of the first result come from nothing."""
-        taken, result = event.masked[0], event.results[0]
+        argument, result = event.masked[0], event.results[0]
         if event.category == "join":
-            notes = [self._notes.get(t.tensor) for t in event.operands]
-            parts = [n.numbers if n else torch.zeros_like(t.there) for n, t in zip(notes, event.operands, strict=True)]
+            notes = [(self._notes.get(a.tensor), a) for a in event.operands]
+            parts = [note.numbers if note else torch.zeros_like(a.in_extent) for note, a in notes]
             dim = next((d for d, label in enumerate(labels.results[0]) if labels.role_of(label) == "joined"), None)
             return Nothing(event.op(**{**event.named, "tensors": parts}), dim)
         gone = [d for d, label in enumerate(event.dims[0]) if labels.role_of(label) == "reduced"]
-        if gone and taken is event.operands[0] and note is None:
-            return Nothing((~taken.there).all(gone, keepdim=result.ndim == taken.tensor.ndim))
+        if gone and argument is event.operands[0] and note is None:
+            return Nothing((~argument.in_extent).all(gone, keepdim=result.ndim == argument.tensor.ndim))
         if gone or note is None or len(event.masked) != 1:
             return None
         if event.category == "movement":
-            moved = event.op(**{**event.named, taken.name: note.numbers})
-            dim = None if note.dim is None else event.dim_in_result(taken, note.dim, 0)
+            moved = event.op(**{**event.named, argument.name: note.numbers})
+            dim = None if note.dim is None else event.dim_in_result(argument, note.dim, 0)
             return Nothing(moved, dim) if isinstance(moved, Tensor) else None
         if note.numbers.shape[:-1] == result.shape[:-1] and note.dim != result.ndim - 1:  # as a linear map has them
             return Nothing(note.numbers.all(-1, keepdim=True).expand(result.shape), note.dim)
@@ -269,17 +289,17 @@ def reduced(event: Event) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------------------------------------ matrices
 
 
-def lost_matrices(event: Event, line: Line) -> Iterator[Found]:
+def lost_matrices(event: Event, line: Line) -> Iterator[Count]:
     """Factorizations and solutions without a valid element, of matrices with a hole and something valid."""
     result = event.result
     if event.category != "whole slices" or result is None or not result.numel() or bool(valid_of(result).any()):
         return
     operands = event.masked
-    if any(bool((t.there & ~t.valid).any()) for t in operands) and all(bool(t.valid.any()) for t in operands):
-        yield Found("lost matrix", len(result) if result.ndim else 1)
+    if any(bool((t.in_extent & ~t.valid).any()) for t in operands) and all(bool(t.valid.any()) for t in operands):
+        yield ("lost matrix", len(result) if result.ndim else 1)
 
 
-def own_transposes(event: Event, line: Line) -> Iterator[Found]:
+def own_transposes(event: Event, line: Line) -> Iterator[Count]:
     """Products of a matrix and its own transpose that sum over other elements for each pair of rows.
 
     What is centred may leave out holes, as 0 is its mean.
@@ -290,10 +310,10 @@ def own_transposes(event: Event, line: Line) -> Iterator[Found]:
     if a.tensor.ndim < 2 or not _is_same_memory(a.tensor, b.tensor.mT):
         return
     some = a.valid.any(-1, keepdim=True)
-    holes = a.there & ~a.valid & some & a.valid.any(-2, keepdim=True)
+    holes = a.in_extent & ~a.valid & some & a.valid.any(-2, keepdim=True)
     values = torch.where(a.valid, _data_of(a.tensor), 0).detach()
     is_centred = values.sum(-1, keepdim=True).abs() <= 1e-3 * values.abs().sum(-1, keepdim=True)
-    yield Found("own transpose", int((holes & ~is_centred).sum()))
+    yield ("own transpose", int((holes & ~is_centred).sum()))
 
 
 def _is_same_memory(a: Tensor, b: Tensor) -> bool:
@@ -335,19 +355,19 @@ class Factors:
     def __init__(self) -> None:
         self._families = Notes()
 
-    def __call__(self, event: Event, line: Line) -> Iterator[Found]:
+    def __call__(self, event: Event, line: Line) -> Iterator[Count]:
         pair = _pair(event)
         if pair is None or not pair[0].tensor.numel():
             return
         a, b = pair
         if a.is_masked and b.is_masked:
-            yield Found("factors differ", int(((a.valid ^ b.valid) & a.there & b.there).sum()))
+            yield ("factors differ", int(((a.valid ^ b.valid) & a.in_extent & b.in_extent).sum()))
             return
         masked, plain = (a, b) if a.is_masked else (b, a)
         count = int(((plain.tensor != 0) & ~masked.valid).sum())
-        family = self._family(next(taken.tensor for taken in event.operands if not taken.is_masked))
+        family = self._family(next(argument.tensor for argument in event.operands if not argument.is_masked))
         if family.reduced:
-            yield Found("plain factor", count)
+            yield ("plain factor", count)
         elif count:
             family.waiting.append((line, count))
 
@@ -358,8 +378,8 @@ class Factors:
             return []
         family = self._family(first)
         if function in _STATISTICS or function.endswith("norm"):
-            found, family.waiting, family.reduced = family.waiting, [], True
-            return found
+            waiting, family.waiting, family.reduced = family.waiting, [], True
+            return waiting
         if result.numel() == first.numel() and self._families.get(result) is None:
             self._families.set(result, family)
         return []
@@ -372,7 +392,7 @@ class Factors:
         return family
 
 
-def _pair(event: Event) -> tuple[Taken, Taken] | None:
+def _pair(event: Event) -> tuple[Argument, Argument] | None:
     """Two factors of one shape; of a product of matrices, as they are summed over: the second one transposed."""
     if len(event.operands) != 2 or event.name not in _PRODUCTS | _MATRIX_PRODUCTS:
         return None
@@ -380,7 +400,7 @@ def _pair(event: Event) -> tuple[Taken, Taken] | None:
     if a.tensor is b.tensor:
         return None
     if event.name in _MATRIX_PRODUCTS and a.tensor.ndim == b.tensor.ndim > 1:
-        b = Taken(b.name, b.tensor.mT, None if b.validity is None else b.valid.mT)
+        b = replace(b, tensor=b.tensor.mT, validity=None if b.validity is None else b.valid.mT)
     return (a, b) if a.tensor.shape == b.tensor.shape else None
 
 
@@ -404,7 +424,7 @@ class DividedSums:
     def __init__(self) -> None:
         self._sums, self._counts = Notes(), Notes()
 
-    def __call__(self, event: Event, line: Line) -> Iterator[Found]:
+    def __call__(self, event: Event, line: Line) -> Iterator[Count]:
         if not event.operands or not event.results:
             return
         first, result = event.operands[0].tensor, event.results[0]
@@ -416,9 +436,9 @@ class DividedSums:
         elif event.name in _COUNTS:
             self._counts.set(result, True)
         elif parts and event.name in _DIVISIONS and not self._is_count(event.named["other"]):
-            yield Found("divided by size", _left_out(parts, _number(event.named["other"], result)))
+            yield ("divided by size", _left_out(parts, _number(event.named["other"], result)))
         elif parts and event.name == "mul":
-            yield Found("divided by size", _left_out(parts, 1 / _number(event.named["other"], result)))
+            yield ("divided by size", _left_out(parts, 1 / _number(event.named["other"], result)))
         elif parts and first.numel() == result.numel() and len(event.operands) == 1 and _keeps_values(event):
             kept = [Part(_like(p.size, result), p.left_out.reshape(result.shape)) for p in parts]
             self._sums.set(result, kept)

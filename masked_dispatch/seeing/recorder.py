@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ from masked_dispatch.densification import Densification
 from masked_dispatch.engine_internals import engine_run
 from masked_dispatch.forks import Lock
 from masked_dispatch.seeing.calls import Call, Kind, Operand
-from masked_dispatch.seeing.counting import Snapshot, change_of, is_countable, operand_of, snapshot
-from masked_dispatch.seeing.event import Event, Notes
+from masked_dispatch.seeing.event import Event, Notes, OpenCall, argument_of, change_of, is_countable, operand_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import schema_of
@@ -34,33 +32,11 @@ OWN_RULE = "this library's"
 COMPILED = "compiled region: its calls go into a graph and are not seen; run it again, or uncompiled, to see them"
 
 
-@dataclass
-class Open:
-    """A call that has not returned yet.
-
-    call     the record so far
-    shows    whether the recorder also records the calls inside it, as for modules and composite operators
-    started  the time of its start; `spent` is the time that the thread had spent on counting until then
-    event    the call as an audit checks it
-    """
-
-    call: Call
-    shows: bool
-    started: float
-    spent: float
-    category: str = ""
-    before: list[Snapshot] = field(default_factory=list)
-    operand_tensors: int = 0
-    densified: list[Densification] = field(default_factory=list)
-    module: int = 0
-    event: Event | None = None
-
-
 class _Stack(threading.local):
     """A thread's open calls, the time it has spent on counting, and the names of the outermost module's submodules."""
 
     def __init__(self) -> None:
-        self.open: list[Open] = []
+        self.open: list[OpenCall] = []
         self.spent = 0.0
         self.names: dict[int, str] = {}
         self.counting = False
@@ -84,46 +60,48 @@ class Recorder:
 
     # ------------------------------------------------------------------------------------------------- operators
 
-    def begin(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Open | None:
+    def begin(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Event | None:
         """Record the start of an operator's call with masked arguments; return None if the trace omits the call."""
         stack = self._stack
         if stack.counting or (stack.open and not stack.open[-1].shows):
             return None
-        named = list(tensors_of(op, args, kwargs))
-        if any(isinstance(t, MaskedTensor) and _in_graph(t) for _, t in named):
+        tensors = list(tensors_of(op, args, kwargs))
+        if any(isinstance(t, MaskedTensor) and _in_graph(t) for _, t in tensors):
             self.compiled_region()
             return None
         with self._counting():
             self.under_compile = self.under_compile or under_compile()
             meaning = resolve(op)
-            opened = self._open(str(op), "operator", _how(meaning), _shows(meaning))
-            opened.category = _category(meaning)
-            opened.call.operands = tuple(operand_of(name, t, self.source_of(t)) for name, t in named)
-            written = schema_of(op).is_mutable
-            opened.before = [snapshot(t, written) for _, t in named if isinstance(t, MaskedTensor)]
-        opened.spent, opened.started = stack.spent, time.perf_counter()
-        return opened
+            call = self._new(str(op), "operator", _how(meaning))
+            event = Event(call, self.shows(meaning), op=op, meaning=meaning, args=args, kwargs=kwargs)
+            stack.open.append(event)
+            event.operands = [argument_of(name, t, self.source_of(t), event.writes) for name, t in tensors]
+            call.operands = tuple(argument.operand for argument in event.operands)
+        event.spent, event.started = stack.spent, time.perf_counter()
+        return event
 
-    def end(self, opened: Open, op: OpOverload, result: object) -> None:
+    def end(self, event: Event, result: object) -> None:
         """Record the results of the operator."""
         ended = time.perf_counter()
-        call = opened.call
         with self._counting():
-            self._close(opened, ended)
-            tensors = list(leaves(result))
-            call.results = tuple(operand_of("result", t) for t in tensors)
-            name = schema_of(op).name.rpartition("::")[2]
-            call.change = change_of(opened.category, name, call.masked_operands, opened.before, call.results, tensors)
-            writes = schema_of(op).is_mutable
-            for tensor in tensors:
-                self._made_by(tensor, call.number, writes)
-        opened.before.clear()
+            self._close(event, ended)
+            event.results = list(leaves(result))
+            event.call.results = tuple(operand_of("result", t) for t in event.results)
+            event.call.change = change_of(event)
+            for tensor in event.results:
+                self._made_by(tensor, event.call.number, event.writes)
 
-    def failed(self, opened: Open, error: BaseException) -> None:
+    def failed(self, event: Event, error: BaseException) -> None:
         """Record the error that the call raised."""
-        self._close(opened, time.perf_counter())
-        opened.before.clear()
-        opened.call.error = f"{type(error).__name__}: {error}"
+        self._close(event, time.perf_counter())
+        event.call.error = f"{type(error).__name__}: {error}"
+
+    def shows(self, meaning: Meaning) -> bool:
+        """Whether the calls that the operator makes, each with its own rule, are recorded too."""
+        if meaning.op.namespace == OWN:
+            return False
+        composite = meaning.rule is not None and meaning.rule.category is COMPOSITE and meaning.base is meaning.op
+        return composite or meaning.kind in ("decomposes", "each of a list")
 
     def compiled_region(self) -> None:
         """Record once for each region that torch is tracing calls into a graph."""
@@ -142,8 +120,8 @@ class Recorder:
         if not any(opened.call.kind == "module" for opened in stack.open):
             stack.names = {id(part): name for name, part in module.named_modules()}
         kind, name = type(module).__name__, stack.names.get(id(module), "")
-        opened = self._open(f"{name} ({kind})" if name else kind, "module", "", True)
-        opened.module = id(module)
+        opened = OpenCall(self._new(f"{name} ({kind})" if name else kind, "module", ""), True, module=id(module))
+        stack.open.append(opened)
         with self._counting():
             opened.call.operands = self._operands(args)
         opened.spent, opened.started = stack.spent, time.perf_counter()
@@ -276,12 +254,7 @@ class Recorder:
             self.calls.append(call)
         return call
 
-    def _open(self, name: str, kind: Kind, rule: str, shows: bool) -> Open:
-        opened = Open(self._new(name, kind, rule), shows, 0.0, 0.0)
-        self._stack.open.append(opened)
-        return opened
-
-    def _close(self, opened: Open, ended: float) -> None:
+    def _close(self, opened: OpenCall, ended: float) -> None:
         stack = self._stack
         while stack.open and stack.open.pop() is not opened:
             pass  # modules that raised
@@ -318,18 +291,6 @@ def leaves(value: object) -> Iterator[Tensor]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from leaves(item)
-
-
-def _shows(meaning: Meaning) -> bool:
-    """Return whether the operator calls others, each with its own rule."""
-    if meaning.op.namespace == OWN:
-        return False
-    composite = meaning.rule is not None and meaning.rule.category is COMPOSITE and meaning.base is meaning.op
-    return composite or meaning.kind in ("decomposes", "each of a list")
-
-
-def _category(meaning: Meaning) -> str:
-    return "" if meaning.rule is None else meaning.rule.category.name
 
 
 def _how(meaning: Meaning) -> str:

@@ -156,7 +156,7 @@ def _kernels_watched() -> Iterator[None]:
         except BaseException as error:
             _failed(opened, error)
             raise
-        _end(opened, op, result)
+        _end(opened, result)
         return result
 
     kernel_table.watch(_watched)
@@ -177,7 +177,7 @@ def _watched(op: OpOverload, kernel: Kernel, before_arguments: int) -> Kernel:
         except BaseException as error:
             _failed(opened, error)
             raise
-        _end(opened, op, result)
+        _end(opened, result)
         return result
 
     return call
@@ -191,20 +191,20 @@ def _begin(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     opened = [(recorder, recorder.begin(op, args, kwargs)) for recorder in recorders]
     if recorders[0].saw_graph and not _stance_is_set[0]:
         _run_uncompiled_from_now_on()
-    return [(recorder, call) for recorder, call in opened if call is not None]
+    return [(recorder, event) for recorder, event in opened if event is not None]
 
 
-def _end(opened: list[Any], op: OpOverload, result: object) -> None:
-    for recorder, call in opened:
-        recorder.end(call, op, result)
+def _end(opened: list[Any], result: object) -> None:
+    for recorder, event in opened:
+        recorder.end(event, result)
         for tensor in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(tensor, Tensor) and tensor.requires_grad and tensor.grad_fn is not None:
-                _mark(tensor.grad_fn, recorder, call.call.number)
+                _mark(tensor.grad_fn, recorder, event.call.number)
 
 
 def _failed(opened: list[Any], error: BaseException) -> None:
-    for recorder, call in opened:
-        recorder.failed(call, error)
+    for recorder, event in opened:
+        recorder.failed(event, error)
 
 
 # ----------------------------------------------------------------------------------------------------------- modules

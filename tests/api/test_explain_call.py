@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import masked_dispatch as md
 from explained_operands import stored, x
-from masked_dispatch.densification import Densification, collecting, on_densify
+from masked_dispatch.densification import Densification, on_densify
 from op_registry.laws.inside import rules_inside_functions
 from op_registry.report.explain import law_of_file, words_of
 
@@ -22,54 +22,54 @@ STORED = ["dense", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "spar
 
 
 def test_a_dense_call() -> None:
-    said = md.explain(torch.cumsum, x(), 1)
-    (step,) = said.steps
+    explanation = md.explain(torch.cumsum, x(), 1)
+    (step,) = explanation.steps
     assert step.op is aten.cumsum.default
     assert step.arguments == ("masked float32 of shape (3, 4) (60 bytes)", "1")
     assert step.served.startswith("scan [op_registry/ops/scans/rules.py:")
-    assert (step.lowering, step.densified, step.error, said.error) == ("", (), "", "")
-    assert str(said).splitlines()[0] == "torch.cumsum: 1 operator call on masked tensors"
+    assert (step.lowering, step.densified, step.error, explanation.error) == ("", (), "", "")
+    assert str(explanation).splitlines()[0] == "torch.cumsum: 1 operator call on masked tensors"
 
 
 @pytest.mark.parametrize("layout", STORED[1:])
 def test_a_call_that_stays_sparse_says_by_which_run(layout: str) -> None:
-    said = md.explain(torch.cumsum, stored(layout), 1)
-    (step,) = said.steps
+    explanation = md.explain(torch.cumsum, stored(layout), 1)
+    (step,) = explanation.steps
     assert f"as torch.{layout} with " in step.arguments[0]
     assert "op_registry/sparse/slicewise.py:" in step.lowering
-    assert said.densified == ()
-    assert "stays sparse" in str(said)
+    assert explanation.densified == ()
+    assert "stays sparse" in str(explanation)
 
 
 @pytest.mark.parametrize("layout", STORED[1:])
 def test_a_call_that_densifies_says_why_and_how_much(layout: str) -> None:
-    said = md.explain(F.conv1d, stored(layout), torch.randn(2, 3, 2))
-    (found,) = said.densified
-    assert found.op == "aten.conv1d.default"
-    assert found.bytes == 12 * 5
-    assert f"as torch.{layout} with " in found.operands[0]
-    assert found.why
-    assert said.steps[-1].lowering == ""
-    assert f"densifies: {found}" in str(said)
+    explanation = md.explain(F.conv1d, stored(layout), torch.randn(2, 3, 2))
+    (densification,) = explanation.densified
+    assert densification.op == "aten.conv1d.default"
+    assert densification.bytes == 12 * 5
+    assert f"as torch.{layout} with " in densification.operands[0]
+    assert densification.why
+    assert explanation.steps[-1].lowering == ""
+    assert f"densifies: {densification}" in str(explanation)
 
 
 def test_pieces_of_a_composite_stand_behind_it() -> None:
-    said = md.explain(torch.linalg.norm, x())
-    assert [(s.op, s.depth, s.composite) for s in said.steps] == [
+    explanation = md.explain(torch.linalg.norm, x())
+    assert [(s.op, s.depth, s.composite) for s in explanation.steps] == [
         (aten.linalg_norm.default, 0, True), (aten.linalg_vector_norm.default, 1, False)
     ]  # fmt: skip
-    assert "\n    aten.linalg_vector_norm.default(" in str(said)
+    assert "\n    aten.linalg_vector_norm.default(" in str(explanation)
 
 
 def test_a_function_of_ones_own_a_module_and_a_list() -> None:
     def standardised(t: Any, *, eps: float) -> Any:
         return (t - t.mean()) / (t.std() + eps)
 
-    said = md.explain(standardised, x(), eps=1e-3)
-    assert [s.op for s in said.steps] == [
+    explanation = md.explain(standardised, x(), eps=1e-3)
+    assert [s.op for s in explanation.steps] == [
         aten.mean.default, aten.sub.Tensor, aten.std.correction, aten.add.Tensor, aten.div.Tensor
     ]  # fmt: skip
-    assert "standardised: 5 operator calls on masked tensors" in str(said)
+    assert "standardised: 5 operator calls on masked tensors" in str(explanation)
     assert md.explain(torch.nn.Linear(4, 2), x()).steps[0].op is aten.linear.default
     (step,) = md.explain(torch._foreach_add, [x(), x()], 1.0).steps
     assert step.served == "the operator on each element of its lists"
@@ -81,10 +81,10 @@ def in_one_line(text: object) -> str:
 
 
 def test_without_arguments_it_says_what_a_function_of_torch_means() -> None:
-    said = md.explain(torch.sort)
-    assert (said.name, said.steps, said.error) == ("torch.sort", (), "")
-    assert "law       valid elements in order, first, in both directions" in str(said)
-    assert "equal elements keep the order of the input" in in_one_line(said)
+    explanation = md.explain(torch.sort)
+    assert (explanation.name, explanation.steps, explanation.error) == ("torch.sort", (), "")
+    assert "law       valid elements in order, first, in both directions" in str(explanation)
+    assert "equal elements keep the order of the input" in in_one_line(explanation)
     assert "An invalid element of the initial state counts as 0" in in_one_line(md.explain(torch.nn.LSTM))
     assert "where `mask=` itself selects nothing" in in_one_line(md.explain(torch.masked.mean))
     assert "torch.Tensor.add_ is aten.add_" in str(md.explain(torch.Tensor.add_))
@@ -97,12 +97,12 @@ def test_everything_that_a_rule_says_is_explained() -> None:
         rule = md.registry.get(op)
         assert rule is not None
         text = in_one_line(md.explain(op))
-        missing = [said for said in (*law_of_file(rule), *words_of(rule)) if in_one_line(said) not in text]
+        missing = [words for words in (*law_of_file(rule), *words_of(rule)) if in_one_line(words) not in text]
         assert missing == [], op
     for inside in rules_inside_functions():
         if callable(inside.function):
             text = in_one_line(md.explain(inside.function))
-            assert [said for said in words_of(inside) if in_one_line(said) not in text] == [], inside
+            assert [words for words in words_of(inside) if in_one_line(words) not in text] == [], inside
 
 
 def test_where_no_masked_tensor_takes_part() -> None:
@@ -123,10 +123,10 @@ def test_nothing_of_the_callers_changes(layout: str) -> None:
         return F.dropout(t)
 
     target = torch.zeros(2)
-    said = md.explain(writes, given, plain, {"out": target})
+    explanation = md.explain(writes, given, plain, {"out": target})
     md.explain(norm, stored(layout))
-    assert said.steps[0].op is aten.add_.Tensor
-    assert said.steps[0].served.endswith("aten.add.Tensor written back")
+    assert explanation.steps[0].op is aten.add_.Tensor
+    assert explanation.steps[0].served.endswith("aten.add.Tensor written back")
     assert torch.equal(given.to_tensor(-1), before[0])
     assert torch.equal(given.get_mask(), before[1])
     assert torch.equal(torch.get_rng_state(), before[2])
@@ -149,17 +149,17 @@ def test_a_tensor_given_twice_stays_one() -> None:
 
 @pytest.mark.parametrize("layout", STORED)
 def test_an_error_is_part_of_the_explanation(layout: str) -> None:
-    said = md.explain(torch.cumsum, stored(layout), 7)
-    assert said.error.startswith("IndexError: Dimension out of range")
-    assert said.steps[0].error == said.error
-    assert "raises IndexError" in str(said).splitlines()[0]
+    explanation = md.explain(torch.cumsum, stored(layout), 7)
+    assert explanation.error.startswith("IndexError: Dimension out of range")
+    assert explanation.steps[0].error == explanation.error
+    assert "raises IndexError" in str(explanation).splitlines()[0]
 
 
-def test_a_refusal_is_told_where_it_comes_from() -> None:
+def test_a_refusal_names_where_it_comes_from() -> None:
     with md.densify("never"):
-        said = md.explain(torch.nn.Conv1d(3, 1, 2), x().to_sparse_csr())
-    assert said.error.startswith("MaskedSemanticsError: torch.nn.functional.conv1d has no sparse form")
-    assert said.densified == ()
+        explanation = md.explain(torch.nn.Conv1d(3, 1, 2), x().to_sparse_csr())
+    assert explanation.error.startswith("MaskedSemanticsError: torch.nn.functional.conv1d has no sparse form")
+    assert explanation.densified == ()
 
 
 def test_what_fails_before_any_operator() -> None:
@@ -172,10 +172,10 @@ def test_what_fails_before_any_operator() -> None:
 
 
 def test_an_explanation_is_a_frozen_value() -> None:
-    said = md.explain(torch.exp, x())
+    explanation = md.explain(torch.exp, x())
     with pytest.raises(dataclasses.FrozenInstanceError):
-        said.error = "other"  # type: ignore[misc]
-    assert repr(said) == str(said)
+        explanation.error = "other"  # type: ignore[misc]
+    assert repr(explanation) == str(explanation)
 
 
 @pytest.mark.parametrize("layout", STORED[1:])
@@ -184,9 +184,9 @@ def test_operators_of_this_library_are_named_as_such(layout: str) -> None:
     assert step.op.namespace == "masked_dispatch"
     assert step.served == "an operator of this library, not of torch"
     assert not step.composite
-    said = md.explain(md.functional.vmap(torch.sin), stored(layout))
-    assert said.error == ""
-    assert aten.sin.default in [s.op for s in said.steps]
+    explanation = md.explain(md.functional.vmap(torch.sin), stored(layout))
+    assert explanation.error == ""
+    assert aten.sin.default in [s.op for s in explanation.steps]
 
 
 def test_sizes_are_those_of_the_elements_whatever_memory_they_share() -> None:
@@ -206,9 +206,9 @@ def test_a_densification_is_logged_as_it_happens(layout: str, caplog: pytest.Log
         F.conv1d(given.without_extent(), torch.randn(2, 3, 2))
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    said = record.getMessage()
-    assert said.startswith(f"aten.conv1d.default stores shape (3, 4) as torch.{layout} with ")
-    assert " stored densely, 60 bytes: " in said
+    explanation = record.getMessage()
+    assert explanation.startswith(f"aten.conv1d.default stores shape (3, 4) as torch.{layout} with ")
+    assert " stored densely, 60 bytes: " in explanation
 
 
 def test_nothing_is_printed_unless_it_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
@@ -230,16 +230,18 @@ def test_what_is_refused_is_not_logged(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.records == []
 
 
-def test_on_densify_sees_every_thread_and_collecting_its_own() -> None:
-    heard: list[Densification] = []
-    on_densify.append(heard.append)
+def test_on_densify_sees_every_thread_and_an_explanation_its_own() -> None:
+    def in_two_threads(rows: Any) -> Any:
+        other = threading.Thread(target=lambda: F.conv1d(x().to_sparse(), torch.randn(2, 3, 2)))
+        other.start()
+        other.join()
+        return F.conv1d(rows, torch.randn(2, 3, 2))
+
+    reported: list[Densification] = []
+    on_densify.append(reported.append)
     try:
-        with collecting() as mine:
-            other = threading.Thread(target=lambda: F.conv1d(x().to_sparse(), torch.randn(2, 3, 2)))
-            other.start()
-            other.join()
-            F.conv1d(x().to_sparse_csr(), torch.randn(2, 3, 2))
+        explanation = md.explain(in_two_threads, x().to_sparse_csr())
     finally:
-        on_densify.remove(heard.append)
-    assert [found.operands[0].split(" ")[4] for found in heard] == ["torch.sparse_coo", "torch.sparse_csr"]
-    assert mine == heard[1:]
+        on_densify.remove(reported.append)
+    assert [each.operands[0].split(" ")[4] for each in reported] == ["torch.sparse_coo", "torch.sparse_csr"]
+    assert explanation.densified == tuple(reported[1:])

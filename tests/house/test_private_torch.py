@@ -67,7 +67,7 @@ ALLOWED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "torch._C": (("op_registry/report/names.py",), "a module name, compared with those of Python functions"),
     "torch._dynamo": (("op_registry/report/names.py",), "the same"),
-    "torch._jit_internal": (("op_registry/report/names.py", "masked_dispatch/seeing/auditor.py"), "the same"),
+    "torch._jit_internal": (("op_registry/report/names.py", "masked_dispatch/seeing/audit.py"), "the same"),
 }
 
 

@@ -14,7 +14,7 @@ from repository import ROOT
 OTHER = {
     "masked_dispatch/distributed/extents.py",
     "masked_dispatch/plot.py",
-    "masked_dispatch/seeing/page.py",
+    "masked_dispatch/seeing/trace.py",
     "masked_dispatch/tensor/notebooks.py",
     "op_registry/report/conformance.py",
 }
