@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import io
+import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from op_registry.conformance import mutant_dimensions as mutant_extents
 from op_registry.conformance import mutants, runner
@@ -30,8 +35,7 @@ from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.fuzz import command as fuzzing
-from op_registry.report import as_json, conformance, coverage, python_level
-from op_registry.report.explain import explain
+from op_registry.report import conformance, coverage, explain, python_level
 from op_registry.report.names import UnknownName, nearest
 
 TIERS = {
@@ -200,7 +204,7 @@ def _check(options: argparse.Namespace) -> int:
     settings = _settings(options)
     if options.op and (options.workers == 0 or len(options.op) == 1):
         verdict = Verdict(tuple(run_operator(o, settings) for name in options.op for o in operators_of(name)))
-        print(as_json.of_check(verdict.reports, bool(verdict)) if options.json else verdict)
+        _print(options, lambda: str(verdict), lambda: conformance.as_values(verdict.reports, bool(verdict)))
         return 0 if verdict else 1
     everything = [*database(), *variants()] if options.variants else list(database())
     names = [operator_named(name).name for name in options.op] if options.op else everything
@@ -214,14 +218,14 @@ def _check(options: argparse.Namespace) -> int:
     reports = conformance.by_operator(
         runner.run(names, settings, workers=options.workers, timeout=options.timeout, results=options.results)
     )
-    broken = any(r.failures for r in reports)
-    print(as_json.of_check(reports, not broken) if options.json else conformance.summary(reports))
+    broken = any(report.failures for report in reports)
+    _print(options, lambda: conformance.summary(reports), lambda: conformance.as_values(reports, not broken))
     if options.table is not None:
         options.table.write_text(conformance.table(reports) + "\n")
     if options.table_of_padding is not None:
         options.table_of_padding.write_text(conformance.page_of_padding(reports) + "\n")
     if options.table_of_storages is not None:
-        options.table_of_storages.write_text(coverage.table_of_shares(conformance.storage_shares(reports)) + "\n")
+        options.table_of_storages.write_text(coverage.table_of_shares(conformance.storage_shares(reports)))
     return 1 if broken else 0
 
 
@@ -234,9 +238,9 @@ def _check_on_device(options: argparse.Namespace) -> int:
     if given and not options.law:
         raise UnknownName(f"--device without --law compares with the CPU: add --law, or leave out {', '.join(given)}")
     names = [operator_named(name).name for name in options.op or ()] or list(database())
-    return conformance.run_on_device(
-        names[options.slice], options.device, options.subject, options.sample, options.json
-    )
+    report = conformance.on_device(names[options.slice], options.device, options.subject, options.sample)
+    _print(options, lambda: str(report), report.as_values, " --device")
+    return 1 if report.differs else 0
 
 
 def _mutants(options: argparse.Namespace) -> int:
@@ -250,7 +254,8 @@ def _mutants(options: argparse.Namespace) -> int:
         raise UnknownName(f"no entry of torch's database is called {name!r} (--op){nearest(name, database())}")
     jobs, uncalled = (mutants.jobs_of(options.op), []) if options.op else mutants.all_jobs()
     fates = mutants.run(jobs, options.way, options.workers)
-    print(as_json.of_mutants(fates, uncalled) if options.json else mutants.summary(fates, uncalled))
+    text = functools.partial(mutants.summary, fates, uncalled)
+    _print(options, text, lambda: conformance.mutants_as_values(fates, uncalled))
     return 1 if mutants.alarms(fates) else 0
 
 
@@ -264,18 +269,19 @@ def _fuzz(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     for module in options.modules:
         _import(module)
-    samples = not options.no_samples
-    print(as_json.of_explanation(options.name, samples) if options.json else explain(options.name, samples=samples))
+    name, samples = options.name, not options.no_samples
+    _print(options, lambda: explain.explain(name, samples=samples), lambda: explain.as_values(name, samples))
     return 0
 
 
 def _python_level(options: argparse.Namespace) -> int:
-    found = python_level.entries()
+    entries = python_level.entries()
     if options.write is not None:
-        options.write.write_text(python_level.expectation(found) + "\n")
+        options.write.write_text(python_level.expectation(entries) + "\n")
     else:
-        print(as_json.of_python_level(found) if options.json else python_level.report(found, options.verbose))
-    return 1 if any(entry.state == "wrong" for entry in found) else 0
+        text = functools.partial(python_level.report, entries, options.verbose)
+        _print(options, text, lambda: python_level.as_values(entries), " --python-level")
+    return 1 if any(entry.state == "wrong" for entry in entries) else 0
 
 
 def _coverage(options: argparse.Namespace) -> int:
@@ -288,8 +294,19 @@ def _coverage(options: argparse.Namespace) -> int:
             coverage.table_of_calls(calls, f"python -m op_registry coverage --write {options.write}")
         )
         return 0
-    print(as_json.of_coverage(calls) if options.json else coverage.report(options.verbose, calls))
+    _print(options, lambda: coverage.report(options.verbose, calls), lambda: coverage.as_values(calls))
     return 0
+
+
+def _print(
+    options: argparse.Namespace, text: Callable[[], str], values: Callable[[], dict[str, Any]], way: str = ""
+) -> None:
+    """Print the results of a command as text, or the same as one JSON document. `way` is how the command was run."""
+    if options.json:
+        head = {"command": f"{options.command}{way}", "torch": torch.__version__}
+        print(json.dumps({**head, **values()}, indent=1, ensure_ascii=False))
+    else:
+        print(text())
 
 
 def _import(module: str) -> None:

@@ -1,22 +1,23 @@
-"""The results of `check` as text: counts by law, failures with their repro lines, and pages of rules and devices."""
+"""The results of `check`: counts by law, failures with their repro lines, and tables of rules and devices."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-
-import torch
+from dataclasses import dataclass
+from typing import Any
 
 from op_registry.conformance.devices import Finding, OnXla, findings
+from op_registry.conformance.mutants import Fate, alarms
 from op_registry.conformance.reference_device import DeviceMissing, device_called
 from op_registry.conformance.samples import database, operator_named, overload_named, overloads_called
 from op_registry.conformance.subject import find_subject
+from op_registry.conformance.trials import ALL_LAWS
 from op_registry.conformance.verdict import Outcome, Report, answer_of
 from op_registry.progress import Bar
 from op_registry.registry import registry
-from op_registry.report.as_json import of_devices
-from op_registry.report.coverage import DTYPES, family_of
+from op_registry.report.coverage import DTYPES, by_family, family_of
 from op_registry.rule import packet_name
 from op_registry.schema import is_inplace, is_out
 
@@ -69,6 +70,28 @@ def summary(reports: Sequence[Report]) -> str:
             more = f" (and {number - 1} more)" if number > 1 else ""
             lines.append(f"{report.operator} {law}: {outcome.message}{more}\n    {outcome.repro}")
     return "\n".join(lines)
+
+
+def as_values(reports: Sequence[Report], holds: bool) -> dict[str, Any]:
+    """The same as values: for each operator and law, the decision, the trials by status, and those that failed."""
+    return {"holds": holds, "operators": [_values(report) for report in reports]}
+
+
+def _values(report: Report) -> dict[str, Any]:
+    answers = [answer_of(report, law) for law in ALL_LAWS if law in report.counts or law in report.exemptions]
+    laws = {
+        answer.law: {
+            "decision": answer.decision,
+            "reason": answer.reason,
+            "trials": report.counts.get(answer.law, {}),
+            "failures": [
+                {"message": outcome.message, "sample": outcome.description, "repeat": outcome.repro}
+                for outcome in answer.failures
+            ],
+        }
+        for answer in answers
+    }
+    return {"operator": report.operator, "laws": laws, "seconds": round(report.seconds, 3)}
 
 
 def _worst(report: Report) -> str:
@@ -132,24 +155,21 @@ def family_of_entry(name: str) -> str:
 
 def table(reports: Sequence[Report]) -> str:
     """Markdown: for each family and dtype, how many of the tested entries are right in every trial."""
-    right: dict[str, Counter[str]] = {}
-    tried: dict[str, Counter[str]] = {}
-    for report in reports:
-        family = family_of_entry(report.operator)
-        for dtype in DTYPES:
-            counts = report.dtypes.get(dtype, {})
-            wrong = counts.get("broken", 0) + counts.get("error", 0) + counts.get("refused", 0) + counts.get("gap", 0)
-            if wrong or counts.get("pass"):
-                tried.setdefault(family, Counter())[dtype] += 1
-                right.setdefault(family, Counter())[dtype] += not wrong
 
-    def row(name: str, of: Counter[str], right: Counter[str]) -> str:
-        return f"| {name} | " + " | ".join(f"{right[d]} of {of[d]}" if of[d] else "" for d in DTYPES) + " |"
+    def cell(reports: Sequence[Report], dtype: str) -> str:
+        verdicts = [right for report in reports if (right := _is_right(report, dtype)) is not None]
+        return f"{sum(verdicts)} of {len(verdicts)}" if verdicts else ""
 
-    lines = ["| family | " + " | ".join(DTYPES) + " |", "|---" * (len(DTYPES) + 1) + "|"]
-    lines += [row(family, tried[family], right[family]) for family in sorted(tried)]
-    total = (sum(counters.values(), Counter()) for counters in (tried, right))
-    return "\n".join([*lines, row("**all**", *total)])
+    tried = [r for r in reports if any(_is_right(r, dtype) is not None for dtype in DTYPES)]
+    of_family = [(family_of_entry(report.operator), report) for report in tried]
+    return by_family(of_family, ("family", *DTYPES), cell, "**all**").markdown()
+
+
+def _is_right(report: Report, dtype: str) -> bool | None:
+    """Whether every trial with a dtype passed; None if there was none."""
+    counts = report.dtypes.get(dtype, {})
+    wrong = any(counts.get(status) for status in ("broken", "error", "refused", "gap"))
+    return not wrong if wrong or counts.get("pass") else None
 
 
 # --------------------------------------------------------------------------------------- --table-of-padding: P9 by rule
@@ -214,10 +234,10 @@ def _verdict(statuses: Mapping[str, int]) -> str:
 
 
 def _by_verdict(counts: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, statuses in counts.items():
-        found.setdefault(_verdict(statuses), []).append(name)
-    return found
+        names.setdefault(_verdict(statuses), []).append(name)
+    return names
 
 
 def _name(op: str) -> str:
@@ -268,61 +288,70 @@ def _shortened(reason: str) -> str:
 WHATS = ("results", "gradients")
 
 
-def run_on_device(
-    names: Sequence[str], device: str, subject: str | None = None, sample: int | None = None, as_json: bool = False
-) -> int:
-    """Compare entries on a device, and print the findings; the exit status is 1 if one differs.
+@dataclass(frozen=True)
+class OnDevice:
+    """The findings of entries on a device, or why a device that this machine lacks is skipped.
 
-    A device that this machine lacks is skipped: its name and torch's reason are printed.
+    reasons  whether the text has a line for every finding, not only for those that differ
     """
+
+    device: str
+    findings: Sequence[Finding]
+    skipped: str = ""
+    reasons: bool = False
+
+    @property
+    def differs(self) -> bool:
+        return any(finding.status == "different" for finding in self.findings)
+
+    def __str__(self) -> str:
+        """Counts, the entries that could not be compared, and a command for each that differs."""
+        if self.skipped:
+            return f"skipped: {self.skipped}"
+        lines = []
+        for what in WHATS:
+            of_what = [finding for finding in self.findings if finding.what == what]
+            statuses = Counter(finding.status for finding in of_what)
+            lines.append(
+                f"{what} on {self.device}: {statuses['equal']} equal to the CPU's, {statuses['refused']} refused on "
+                f"both, {statuses['different']} different, {statuses['not comparable']} not comparable"
+            )
+            lines += [f"    {line}" for line in not_comparable(of_what)]
+        for finding in self.findings:
+            if finding.status == "different":
+                repeat = repro_on_device(finding, self.device)
+                lines.append(f"{finding.entry}, {finding.what}: {finding.reason}\n    {repeat}")
+            elif self.reasons:
+                lines.append(f"{finding.entry}, {finding.what}: {finding.status} {finding.reason}".rstrip())
+        return "\n".join(lines)
+
+    def as_values(self) -> dict[str, Any]:
+        findings = [
+            {"entry": each.entry, "of": each.what, "status": each.status, "reason": each.reason, "sample": each.sample}
+            for each in self.findings
+        ]
+        return {"device": self.device, "skipped": self.skipped, "findings": findings}
+
+
+def on_device(names: Sequence[str], name: str, subject: str | None = None, sample: int | None = None) -> OnDevice:
+    """Compare entries on the device of this name with the CPU."""
     try:
-        there = device_called(device)
+        device = device_called(name)
     except DeviceMissing as reason:
-        skipped = f"no device {device} on this machine ({reason})"
-        print(of_devices([], device, skipped) if as_json else f"skipped: {skipped}")
-        return 0
-    found = list(compared(names, there, subject, sample))
-    print(of_devices(found, device) if as_json else summary_of_device(found, device, reasons=len(names) == 1))
-    return 1 if any(finding.status == "different" for finding in found) else 0
-
-
-def compared(
-    names: Sequence[str], device: torch.device, subject: str | None = None, sample: int | None = None
-) -> Iterable[Finding]:
-    """The findings of each entry."""
-    tested = find_subject(subject)
-    comparison = OnXla if device.type == "jax" else None
+        return OnDevice(name, (), f"no device {name} on this machine ({reason})")
+    tested, comparison = find_subject(subject), OnXla if device.type == "jax" else None
+    results: list[Finding] = []
     with Bar(len(names), "entry") as bar:
-        for name in names:
-            yield from findings(operator_named(name), device, tested, sample, comparison)
-            bar.advance(name)
+        for entry in names:
+            results += findings(operator_named(entry), device, tested, sample, comparison)
+            bar.advance(entry)
+    return OnDevice(name, results, reasons=len(names) == 1)
 
 
-def summary_of_device(found: Sequence[Finding], device: str, reasons: bool = False) -> str:
-    """Counts, the entries that could not be compared, and a command for each that differs.
-
-    With `reasons`, also a line for every other finding.
-    """
-    lines = []
-    for what in WHATS:
-        statuses = Counter(finding.status for finding in found if finding.what == what)
-        lines.append(
-            f"{what} on {device}: {statuses['equal']} equal to the CPU's, {statuses['refused']} refused on both, "
-            f"{statuses['different']} different, {statuses['not comparable']} not comparable"
-        )
-        lines += [f"    {line}" for line in not_comparable([f for f in found if f.what == what])]
-    for finding in found:
-        if finding.status == "different":
-            lines.append(f"{finding.entry}, {finding.what}: {finding.reason}\n    {repro_on_device(finding, device)}")
-        elif reasons:
-            lines.append(f"{finding.entry}, {finding.what}: {finding.status} {finding.reason}".rstrip())
-    return "\n".join(lines)
-
-
-def not_comparable(found: Iterable[Finding]) -> list[str]:
+def not_comparable(results: Iterable[Finding]) -> list[str]:
     """A line for each kind of reason, with its entries."""
     entries: dict[str, list[str]] = {}
-    for finding in found:
+    for finding in results:
         if finding.status == "not comparable":
             entries.setdefault(finding.reason.partition(":")[0], []).append(finding.entry)
     return [f"{reason}: {', '.join(sorted(names))}" for reason, names in sorted(entries.items())]
@@ -332,3 +361,21 @@ def repro_on_device(finding: Finding, device: str) -> str:
     """The command that repeats a finding."""
     sample = "" if finding.sample is None else f" --sample {finding.sample}"
     return f"python -m op_registry check --device {device} --op {finding.entry}{sample}"
+
+
+# -------------------------------------------------------------------------------------------------------------- mutants
+
+
+def mutants_as_values(fates: Sequence[Fate], uncalled: Sequence[str]) -> dict[str, Any]:
+    """The fate of each mutant, and the mutants that are not accounted for."""
+    return {
+        "fates": [
+            {
+                "rule": fate.mutant.rule, "way": fate.mutant.way, "sparse": fate.mutant.sparse, "state": fate.state,
+                "law": fate.law, "message": fate.message,
+            }
+            for fate in fates
+        ],
+        "uncalled": list(uncalled),
+        "not_accounted_for": alarms(fates),
+    }  # fmt: skip

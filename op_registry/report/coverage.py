@@ -20,10 +20,10 @@ import datetime
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from op_registry.conformance.samples import NO_TENSOR, NOT_ON_THIS_MACHINE, Data
 from op_registry.laws.categories import COMPOSITE
 from op_registry.progress import progress
 from op_registry.registry import registry
+from op_registry.report.names import operator_named
 from op_registry.resolve import resolve
 from op_registry.rule import takes_tensor
 from op_registry.schema import single_form
@@ -182,17 +183,12 @@ def report(verbose: bool = False, calls: Sequence[Calls] | None = None) -> str:
 
 def table(entries: Sequence[Entry], title: str, states: Sequence[str] = STATES) -> str:
     """Counts by family and in total."""
-    families: dict[str, Counter[str]] = {}
-    for entry in entries:
-        families.setdefault(entry.family or "-", Counter())[entry.state] += 1
-    head = f"{title:16s}" + "".join(f"{state:>15s}" for state in states)
-    lines = [head]
-    lines += [
-        f"{family:16s}" + "".join(f"{families[family][state]:15d}" for state in states) for family in sorted(families)
-    ]
-    total = Counter(entry.state for entry in entries)
-    lines.append(f"{'total ' + str(len(entries)):16s}" + "".join(f"{total[state]:15d}" for state in states))
-    return "\n".join(lines)
+
+    def count(entries: Sequence[Entry], state: str) -> str:
+        return str(sum(entry.state == state for entry in entries))
+
+    of_family = [(entry.family, entry) for entry in entries]
+    return by_family(of_family, (title, *states), count, f"total {len(entries)}").text(15)
 
 
 # The dtypes for which entries are counted.
@@ -201,21 +197,29 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "in
 
 def by_dtype(entries: Sequence[Entry]) -> str:
     """For each dtype, how many of the entries that take it are supported, by family and in total."""
-    families: dict[str, list[Entry]] = {}
-    for entry in entries:
-        families.setdefault(entry.family or "-", []).append(entry)
 
-    def row(name: str, entries: Sequence[Entry]) -> str:
-        cells = []
-        for dtype in DTYPES:
-            taking = [e for e in entries if getattr(torch, dtype) in e.dtypes and e.state != "not applicable"]
-            served = sum(e.state in SERVED for e in taking)
-            cells.append(f"{served} of {len(taking)}" if taking else "")
-        return f"{name:16s}" + "".join(f"{cell:>12s}" for cell in cells)
+    def served(entries: Sequence[Entry], dtype: str) -> str:
+        taking = [e for e in entries if getattr(torch, dtype) in e.dtypes and e.state != "not applicable"]
+        return f"{sum(e.state in SERVED for e in taking)} of {len(taking)}" if taking else ""
 
-    lines = [f"{'served, by dtype':16s}" + "".join(f"{dtype:>12s}" for dtype in DTYPES)]
-    lines += [row(family, families[family]) for family in sorted(families)]
-    return "\n".join([*lines, row("total", entries)])
+    of_family = [(entry.family, entry) for entry in entries]
+    return by_family(of_family, ("served, by dtype", *DTYPES), served, "total").text(12)
+
+
+def as_values(calls: Sequence[Calls] | None) -> dict[str, Any]:
+    """The same as values."""
+
+    def fields(entry: Entry) -> dict[str, Any]:
+        dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in entry.dtypes)
+        values = {"name": entry.name, "state": entry.state, "note": entry.note, "family": entry.family}
+        return values | ({"form": entry.form, "dtypes": dtypes} if dtypes else {})
+
+    return {
+        "rules": len(registry),
+        "measured": measured_how() if calls is None else "just now",
+        "database": [fields(entry) for entry in entries(calls)],
+        "core": [fields(entry) for entry in core_entries()],
+    }
 
 
 def listing(entries: Sequence[Entry]) -> str:
@@ -315,41 +319,27 @@ class Calls:
     note: str = ""
 
 
-def provenance(command: str) -> str:
-    """The first line of a measured table: the date, torch's version and the command."""
-    return f"# measured on {datetime.date.today()} with torch {torch.__version__.partition('+')[0]}: {command}"
-
-
-def overload_named(name: str) -> OpOverload | None:
-    """The overload called ``aten.add.Tensor``; None if this version of torch does not have it."""
-    attribute: object = torch.ops
-    for part in name.split("."):
-        attribute = getattr(attribute, part, None)
-    return attribute if isinstance(attribute, OpOverload) else None
-
-
 def table_of_calls(calls: Iterable[Calls], command: str) -> str:
     """The text of the table."""
-    lines = [provenance(command), "\t".join(COLUMNS)]
+    rows = []
     for entry in sorted(calls, key=lambda c: c.name):
         dtypes = ",".join(sorted(str(d).removeprefix("torch.") for d in entry.dtypes))
         ops = ",".join(map(str, entry.ops))
-        lines.append("\t".join([entry.name, dtypes, "yes" if entry.composed else "no", ops, entry.note]))
-    return "\n".join(lines) + "\n"
+        rows.append((entry.name, dtypes, "yes" if entry.composed else "no", ops, entry.note))
+    return Table(COLUMNS, rows).tsv(command)
 
 
 @functools.cache
 def known_calls(path: Path = KNOWN) -> Mapping[str, Calls]:
     """The stored table, by entry, without overloads that this version of torch does not have."""
     by_entry = {}
-    for line in path.read_text(encoding="utf-8").splitlines()[2:]:
-        name, dtypes, composed, ops, note = line.split("\t")
-        overloads = (overload_named(op) for op in ops.split(",") if op)
+    for name, dtypes, composed, ops, note in Table.read(path).rows:
+        overloads = (operator_named(op) for op in ops.split(",") if op)
         by_entry[name] = Calls(
             name,
             frozenset(getattr(torch, d) for d in dtypes.split(",") if d),
             composed == "yes",
-            tuple(op for op in overloads if op is not None),
+            tuple(op for op in overloads if isinstance(op, OpOverload)),
             note,
         )
     return by_entry
@@ -408,23 +398,19 @@ def form_of_all(ops: Sequence[OpOverload]) -> str:
 
 def measured_shares(path: Path = SHARES) -> dict[str, dict[str, tuple[int, int, int]]]:
     """The stored table."""
-    _, head, *lines = path.read_text(encoding="utf-8").splitlines()
-    layouts = head.split("\t")[1:]
+    table = Table.read(path)
     shares = {}
-    for line in lines:
-        name, *cells = line.split("\t")
+    for name, *cells in table.rows:
         counts = (tuple(map(int, cell.split("/"))) for cell in cells)
-        shares[name] = {layout: (s, ran, refused) for layout, (s, ran, refused) in zip(layouts, counts, strict=True)}
+        in_layouts = zip(table.head[1:], counts, strict=True)
+        shares[name] = {layout: (stayed, ran, refused) for layout, (stayed, ran, refused) in in_layouts}
     return shares
 
 
 def table_of_shares(shares: Shares) -> str:
     """The text of the table: when and how it was measured, the columns, and a row for each entry."""
-    lines = [provenance(COMMAND_OF_SHARES), "\t".join(["stayed sparse/ran/refused", *LAYOUTS])]
-    for name in sorted(shares):
-        cells = ("/".join(map(str, _share(shares, name, layout))) for layout in LAYOUTS)
-        lines.append("\t".join([name, *cells]))
-    return "\n".join(lines)
+    rows = [(name, *("/".join(map(str, _share(shares, name, la))) for la in LAYOUTS)) for name in sorted(shares)]
+    return Table(("stayed sparse/ran/refused", *LAYOUTS), rows).tsv(COMMAND_OF_SHARES)
 
 
 def state_of_storage(known: str, share: tuple[int, int, int]) -> str:
@@ -443,9 +429,8 @@ def table_of_storages(known: Mapping[str, str], shares: Shares) -> str:
         layout: Counter(state_of_storage(form, _share(shares, name, layout)) for name, form in known.items())
         for layout in LAYOUTS
     }
-    lines = [f"{'stored as':16s}" + "".join(f"{layout:>9s}" for layout in LAYOUTS)]
-    lines += [f"{s:16s}" + "".join(f"{counts[layout][s]:9d}" for layout in LAYOUTS) for s in STATES_OF_STORAGE]
-    return "\n".join(lines)
+    rows = [(state, *(str(counts[layout][state]) for layout in LAYOUTS)) for state in STATES_OF_STORAGE]
+    return Table(("stored as", *LAYOUTS), rows).text(9)
 
 
 def _share(shares: Shares, name: str, layout: str) -> tuple[int, int, int]:
@@ -464,3 +449,47 @@ def listing_of_storages(known: Mapping[str, str], shares: Shares) -> str:
             cells.append(f"{layout} {in_layout}" + (f" ({share[0]} of {share[1]})" if in_layout == "in part" else ""))
         lines.append(f"{name}: {', '.join(cells)}")
     return "\n".join(lines)
+
+
+# ----------------------------------------------------------------------------------------------- a table, and its faces
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells; the first cell of a row names it. It is printed, or measured and stored."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self, width: int) -> str:
+        """In columns: names to the left, cells of this width to the right."""
+        rows = (self.head, *self.rows)
+        return "\n".join(f"{name:16s}" + "".join(f"{cell:>{width}s}" for cell in cells) for name, *cells in rows)
+
+    def markdown(self) -> str:
+        rows = [f"| {' | '.join(row)} |" for row in (self.head, *self.rows)]
+        return "\n".join([rows[0], "|---" * len(self.head) + "|", *rows[1:]])
+
+    def tsv(self, command: str) -> str:
+        """With tabs, below a line that says when, with which torch and by which command it was measured."""
+        how = f"# measured on {datetime.date.today()} with torch {torch.__version__.partition('+')[0]}: {command}"
+        return "\n".join([how, *("\t".join(row) for row in (self.head, *self.rows))]) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Table:
+        """A table that was stored so."""
+        _, head, *rows = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+        return cls(head, rows)
+
+
+def by_family(
+    items: Iterable[tuple[str, Item]], head: Sequence[str], cell: Callable[[Sequence[Item], str], str], total: str
+) -> Table:
+    """A row for each family of items, and one for all. `cell` makes a cell of some items in a column of `head`."""
+    families: dict[str, list[Item]] = {}
+    for family, item in items:
+        families.setdefault(family or "-", []).append(item)
+    groups = [*sorted(families.items()), (total, [item for family in families.values() for item in family])]
+    return Table(head, [(name, *(cell(group, column) for column in head[1:])) for name, group in groups])

@@ -77,6 +77,41 @@ def explain(name: object, *, samples: bool = True) -> str:
     return head + of_operator(target.operator, samples)
 
 
+def as_values(name: str, samples: bool) -> dict[str, Any]:
+    """The text of `explain`, and the rule of each overload."""
+    text = explain(name, samples=samples)
+    return {"name": name, "overloads": [_fields(op) for op in _overloads(name)], "text": text}
+
+
+def _overloads(name: str) -> list[OpOverload]:
+    """The overloads that a name stands for: an operator's overloads, or those that an entry or a function calls."""
+    try:
+        target = named(name)
+    except UnknownName:
+        return list(coverage.known_calls()[name.replace(".", "_")].ops)
+    operators: list[Operator] = [target.operator] if target.operator is not None else []
+    if target.function is not None:
+        known = _known_calls(target)
+        operators = [*known.ops] if known is not None and known.ops else [*operators_called(target.function)]
+    return [op for operator in operators for op in overloads_of(operator) if takes_tensor(op) and in_dispatcher(op)]
+
+
+def _known_calls(target: Named) -> coverage.Calls | None:
+    """What torch's samples of a function call, if they are an entry of its database."""
+    return coverage.known_calls().get(target.name.removeprefix("torch.").replace(".", "_"))
+
+
+def _fields(op: OpOverload) -> dict[str, Any]:
+    """How an overload is served, and by which rule."""
+    meaning = resolve(op)
+    rule = meaning.rule
+    fields: dict[str, Any] = {"overload": str(op), "state": coverage.state_of(op)}
+    if rule is not None:
+        fields |= {"rule": rule.name, "category": rule.category.name, "where": rule.where, "base": str(meaning.base)}
+        fields["gaps"] = [str(gap) for gap in rule.gaps]
+    return fields
+
+
 def of_operator(op: Operator, samples: bool = True) -> str:
     """Explain an overload, or all overloads of a packet."""
     by_rule: dict[int, tuple[Rule, list[Meaning]]] = {}
@@ -132,7 +167,7 @@ def _of_rule(rule: Rule, meanings: list[Meaning], samples: bool) -> str:
     lines += _row("traits", traits)
     lines += _row("dims", str(rule.dims or "nothing is stated"))
     lines += _row("serves", ", ".join(f"{m.op}{_how(m)}" for m in meanings))
-    lines += _storage(base, rule, tried(base, rule) if samples else {})
+    lines += _storage(rule, tried(base, rule) if samples else {})
     lines += _row("oracle", _oracle(base))
     lines += _row("samples", _samples(base, rule))
     lines += _row("gaps", "; ".join(map(str, gaps_of(base, rule))) or "none")
@@ -155,8 +190,7 @@ def words_of(rule: Rule) -> list[str]:
 
 def _meaning(rule: Rule) -> list[str]:
     """What the file of a rule says, and the rule itself."""
-    of_file, own = (_rows(title, said) for title, said in (("family", law_of_file(rule)), ("means", words_of(rule))))
-    return [*of_file, *own]
+    return [*_rows("family", law_of_file(rule)), *_rows("means", words_of(rule))]
 
 
 def _how(meaning: Meaning) -> str:
@@ -165,24 +199,17 @@ def _how(meaning: Meaning) -> str:
     return f" ({HOW[meaning.kind]})" if meaning.kind in HOW else f" ({meaning.kind})"
 
 
-def _storage(op: OpOverload, rule: Rule, outcomes: Mapping[str, Tried]) -> list[str]:
-    """How an overload runs in each layout. Layouts with the same text share a line."""
-    by_text_and_outcome: dict[tuple[str, str], list[str]] = {}
-    for name, layout in LAYOUTS.items():
-        runs = alternatives(rule, layout)
-        text = "; else ".join(runs) or without_lowering(rule)
-        outcome = str(outcomes[name]) if runs and name in outcomes else ""
-        by_text_and_outcome.setdefault((text, outcome), []).append(name)
-    lines: list[str] = []
-    by_text: dict[str, list[tuple[list[str], str]]] = {}
-    for (text, result), names in by_text_and_outcome.items():
-        by_text.setdefault(text, []).append((names, result))
-    for text, groups in by_text.items():
-        names = [name for group, _ in groups for name in group]
-        lines += _row("lowering" if not lines else "", f"{', '.join(names)}: {text}")
-        for group, result in groups:
-            if result:
-                lines += [f"{'':14s}{line}" for line in _wrapped(f"tried as {', '.join(group)}: {result}", "  ")]
+def _storage(rule: Rule, outcomes: Mapping[str, Tried]) -> list[str]:
+    """How a rule runs in sparse storage; and the outcome of sample calls, for each group of layouts that share it."""
+    ways = alternatives(rule)
+    by_outcome: dict[str, list[str]] = {}
+    for name in LAYOUTS:
+        by_outcome.setdefault(str(outcomes[name]) if ways and name in outcomes else "", []).append(name)
+    layouts = ", ".join(name for names in by_outcome.values() for name in names)
+    lines = _row("lowering", f"{layouts}: {'; else '.join(ways) or without_lowering(rule)}")
+    for outcome, names in by_outcome.items():
+        if outcome:
+            lines += [f"{'':14s}{line}" for line in _wrapped(f"tried as {', '.join(names)}: {outcome}", "  ")]
     return lines
 
 
@@ -218,11 +245,10 @@ def _of_function(target: Named, samples: bool) -> str:
     """Explain a Python function: which operators it calls, according to samples and its source, and what they do."""
     assert target.function is not None
     read = operators_called(target.function)
-    entry = target.name.removeprefix("torch.").replace(".", "_")
-    known = coverage.known_calls().get(entry)
+    known = _known_calls(target)
     lines = [f"{target.name} is written in Python ({where_written(target.function)}): it follows its operators' rules."]
     if known is not None and known.ops:
-        lines += _row("seen", f"with torch's samples (entry {entry}): {', '.join(map(str, known.ops))}")
+        lines += _row("seen", f"with torch's samples (entry {known.name}): {', '.join(map(str, known.ops))}")
     if read:
         names = ", ".join(map(operator_name, read))
         lines += _row("read", f"in its source, arithmetic and branches not followed: {names}")
@@ -327,10 +353,10 @@ def first_sentence(facet: Callable[..., Any]) -> str:
     return notes_of(facet).partition("\n")[0].rstrip(".")
 
 
-def alternatives(rule: Rule, layout: Layout) -> list[str]:
-    """How a rule runs in a layout: the functions that it tries, in order, and where they are defined."""
+def alternatives(rule: Rule) -> list[str]:
+    """How a rule runs in sparse storage: the functions that it tries, in order, and where they are defined."""
     shared = "" if Sparse in rule.lowerings else f", every {rule.category.name} rule"
-    return [f"{_titled(way, shared)}" for way in ways_of(lowering_of(rule, Sparse))]
+    return [_titled(way, shared) for way in ways_of(lowering_of(rule, Sparse))]
 
 
 def taken_by(op: OpOverload, rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

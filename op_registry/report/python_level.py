@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from op_registry.conformance import python_calls as calls
 from op_registry.conformance import python_calls as modules
@@ -54,19 +55,19 @@ def entry_of(name: str, subject: Subject | None = None) -> Entry:
     if why is not None:
         return _entry(name, "not applicable", why)
     subject, outcome = subject or find_subject(), Outcome()
-    found = samples_of(name)
-    for sample in found:
+    samples = samples_of(name)
+    for sample in samples:
         put_to_the_laws(subject, sample, outcome, calls.NUMBERED.get(name, 1), name in calls.OWN_VALUES)
     if name in calls.MUST_REFUSE and "P3" in outcome.held:
         outcome.failures.append("P8: answers for a partly valid matrix, which is to be refused")
-    return _entry(name, outcome.state, _note(outcome, found))
+    return _entry(name, outcome.state, _note(outcome, samples))
 
 
-def _note(outcome: Outcome, found: Sequence[Sample]) -> str:
+def _note(outcome: Outcome, samples: Sequence[Sample]) -> str:
     if outcome.failures:
         return "; ".join(dict.fromkeys(outcome.failures))
     if not outcome.ran:
-        return "plain torch has no such call" if found else "no sample"
+        return "plain torch has no such call" if samples else "no sample"
     laws = " ".join(sorted(outcome.held))
     refused = _first_sentence(outcome.refusals[0]) if outcome.refusals else ""
     return f"{laws}, refuses some: {refused}" if laws and refused and outcome.state == "right" else refused or laws
@@ -85,10 +86,15 @@ def entries(subject: Subject | None = None, only: Iterable[str] | None = None) -
         return [entry_of(name, subject) for name in progress(called, len(called), "callable")]
 
 
-def report(found: Sequence[Entry], verbose: bool = False) -> str:
+def report(entries: Sequence[Entry], verbose: bool = False) -> str:
     """The whole of ``python -m op_registry coverage --python-level``."""
-    shown = [entry for entry in found if verbose or entry.state in ("refused", "wrong")]
-    return "\n".join([table(found, "Python callables", STATES), "", *map(str, shown), "", _rules()])
+    shown = [entry for entry in entries if verbose or entry.state in ("refused", "wrong")]
+    return "\n".join([table(entries, "Python callables", STATES), "", *map(str, shown), "", _rules()])
+
+
+def as_values(entries: Iterable[Entry]) -> dict[str, Any]:
+    """The same as values."""
+    return {"callables": [{"name": entry.name, "state": entry.state, "note": entry.note} for entry in entries]}
 
 
 def _rules() -> str:
@@ -97,6 +103,6 @@ def _rules() -> str:
     return "\n".join(["rules inside functions", *(f"    {rule}" for rule in rules)])
 
 
-def expectation(found: Sequence[Entry]) -> str:
+def expectation(entries: Sequence[Entry]) -> str:
     """The content of tests/report/python_level.expect: a line for each callable, and the rules inside functions."""
-    return "\n".join([*sorted(map(str, found)), "", _rules()])
+    return "\n".join([*sorted(map(str, entries)), "", _rules()])

@@ -59,4 +59,6 @@ def set_up() -> None:
 
 if __name__ == "__main__":
     set_up()
-    sys.exit(conformance.run_on_device(sys.argv[1:] or list(database()), NAME))
+    report = conformance.on_device(sys.argv[1:] or list(database()), NAME)
+    print(report)
+    sys.exit(1 if report.differs else 0)

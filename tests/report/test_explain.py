@@ -30,9 +30,9 @@ def aten_packets() -> list[str]:
 
 def torch_names() -> list[str]:
     """Every function, method and attribute that torch lists as overridable, by the name that torch gives it."""
-    found = (resolve_name(f) for f in get_testing_overrides())
+    names = (resolve_name(f) for f in get_testing_overrides())
     return sorted(
-        {n.removesuffix(".__get__") for n in found if n is not None and not n.endswith(("__set__", "__delete__"))}
+        {n.removesuffix(".__get__") for n in names if n is not None and not n.endswith(("__set__", "__delete__"))}
     )
 
 
@@ -67,11 +67,11 @@ def test_every_public_name_has_an_answer() -> None:
     no_operators = 0
     for name in names:
         try:
-            said = explain(name, samples=False)
+            text = explain(name, samples=False)
         except UnknownName as error:
             no_operators += 1
-            said = str(error)
-        assert "\n" in said or re.search("written in|it is no operator", said), name
+            text = str(error)
+        assert "\n" in text or re.search("written in|it is no operator", text), name
     assert 0 < no_operators < 100
 
 
@@ -126,9 +126,9 @@ def test_a_method_or_attribute_is_the_operator_that_it_dispatches(name: str) -> 
         member = getattr(x, name)
         return member(x) if name in BINARY else member if name in ATTRIBUTES else member()
 
-    found = named(f"torch.Tensor.{name}")
-    said = operators_called(found.function) if found.function is not None else [found.operator]
-    assert {op.__name__ for op in said if op is not None} & set(calls_made(call))
+    target = named(f"torch.Tensor.{name}")
+    operators = operators_called(target.function) if target.function is not None else [target.operator]
+    assert {op.__name__ for op in operators if op is not None} & set(calls_made(call))
 
 
 # ------------------------------------------------------------------------------------------------------- what is said
@@ -160,49 +160,60 @@ def test_what_a_name_stands_for(name: str, operator: Any) -> None:
 def test_what_a_python_function_calls(name: str, called: set[Any]) -> None:
     function = named(name).function
     assert function is not None
-    found = set(operators_called(function))
-    assert called <= found
-    assert aten.warn not in found
-    assert aten.size not in found
+    operators = set(operators_called(function))
+    assert called <= operators
+    assert aten.warn not in operators
+    assert aten.size not in operators
 
 
 def rows(text: str) -> dict[str, str]:
     """The titled rows of the first rule."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     title = ""
     for line in text.splitlines():
         match = re.match(r"  (\w+)  +(.*)", line)
-        if match and match[1] not in found:
+        if match and match[1] not in texts:
             title = match[1]
-            found[title] = match[2]
+            texts[title] = match[2]
         elif line.startswith(" " * 12) and title:
-            found[title] += " " + line.strip()
-    return found
+            texts[title] += " " + line.strip()
+    return texts
 
 
 def test_everything_about_an_operator() -> None:
     text = explain("torch.cumsum")
     assert re.match(r"torch\.cumsum is aten\.cumsum\.\naten\.cumsum \(default\b.*\): scan\n", text)
-    said = rows(text)
-    assert list(said) == ["law", "family", "rule", "traits", "dims", "serves", "lowering", "oracle", "samples", "gaps"]
-    assert said["law"].startswith("at valid positions what torch gives")
+    explained = rows(text)
+    assert list(explained) == [
+        "law",
+        "family",
+        "rule",
+        "traits",
+        "dims",
+        "serves",
+        "lowering",
+        "oracle",
+        "samples",
+        "gaps",
+    ]
+    assert explained["law"].startswith("at valid positions what torch gives")
     assert re.match(
         r"op_registry/ops/scans/rules.py:\d+, run by run_scan \(op_registry/laws/categories.py:\d+\) The op",
-        said["rule"],
+        explained["rule"],
     )
-    assert said["traits"] == "identity=0"
-    assert said["dims"] == "a result for each element of each slice along `dim`; other dimensions are batch"
-    assert {"aten.cumsum.default", "aten.cumsum.out (written back)"} <= {*said["serves"].split(", ")}
-    assert said["lowering"].startswith("COO, CSR, CSC, BSR, BSC, packed: ")
-    assert re.search(r"tried as .*: (\d+) of \1 sample calls stay sparse", said["lowering"])
-    assert "op_registry/conformance/oracles/slices.py:" in said["oracle"]
-    assert "torch's operator database: cumsum" in said["samples"]
-    assert said["gaps"] == "none"
+    assert explained["traits"] == "identity=0"
+    assert explained["dims"] == "a result for each element of each slice along `dim`; other dimensions are batch"
+    assert {"aten.cumsum.default", "aten.cumsum.out (written back)"} <= {*explained["serves"].split(", ")}
+    assert explained["lowering"].startswith("COO, CSR, CSC, BSR, BSC, packed: ")
+    assert re.search(r"tried as .*: (\d+) of \1 sample calls stay sparse", explained["lowering"])
+    assert "op_registry/conformance/oracles/slices.py:" in explained["oracle"]
+    assert "torch's operator database: cumsum" in explained["samples"]
+    assert explained["gaps"] == "none"
 
 
 def test_which_calls_need_dense_storage_and_why() -> None:
-    said = rows(explain("aten.index_put"))["lowering"]
-    assert re.search(r"\d+ of \d+ sample calls stay sparse; \d+: it has a mask among other indices", said)
+    lowering = rows(explain("aten.index_put"))["lowering"]
+    assert re.search(r"\d+ of \d+ sample calls stay sparse; \d+: it has a mask among other indices", lowering)
 
 
 @pytest.mark.parametrize(
@@ -219,12 +230,12 @@ def test_the_reason_where_there_is_no_lowering(name: str, why: str) -> None:
 
 def test_every_rule_has_a_lowering_or_a_reason_in_every_layout() -> None:
     for op in registry:
-        said = rows(explain(str(op), samples=False))["lowering"]
-        assert all(layout in said for layout in LAYOUTS), op
+        lowering = rows(explain(str(op), samples=False))["lowering"]
+        assert all(layout in lowering for layout in LAYOUTS), op
         rule = registry.get(op)
         assert rule is not None
-        lowered = re.search(r"\(.*:\d+", said) is not None
-        assert lowered or re.search("stored densely: .|refused, as in|as the operators", said), op
+        lowered = re.search(r"\(.*:\d+", lowering) is not None
+        assert lowered or re.search("stored densely: .|refused, as in|as the operators", lowering), op
         assert lowered <= (lowering_of(rule, Sparse) is not None), op
 
 
@@ -245,19 +256,19 @@ def test_what_is_neither_an_operator_nor_python() -> None:
 
 
 def test_a_python_function_says_what_was_seen_and_what_was_read() -> None:
-    said = rows(explain("F.mse_loss", samples=False))
-    assert said["seen"].startswith("with torch's samples (entry nn_functional_mse_loss): ")
-    assert "aten.mse_loss.default" in said["seen"]
-    assert "aten.mse_loss" in said["read"]
+    explained = rows(explain("F.mse_loss", samples=False))
+    assert explained["seen"].startswith("with torch's samples (entry nn_functional_mse_loss): ")
+    assert "aten.mse_loss.default" in explained["seen"]
+    assert "aten.mse_loss" in explained["read"]
     assert "aten.lstm: recurrent [op_registry/ops/recurrent/rules.py" in explain("nn.LSTM", samples=False)
 
 
 def test_an_entry_of_the_database() -> None:
     for name in coverage.known_calls():
         assert explain(name, samples=False).strip()
-    said = rows(explain("nn_functional_mse_loss"))
-    assert said["calls"] == "aten.broadcast_tensors.default, aten.mse_loss.default"
-    assert re.match(r"trials that stayed sparse: coo \d+ of \d+, csr ", said["sparse"])
+    explained = rows(explain("nn_functional_mse_loss"))
+    assert explained["calls"] == "aten.broadcast_tensors.default, aten.mse_loss.default"
+    assert re.match(r"trials that stayed sparse: coo \d+ of \d+, csr ", explained["sparse"])
     assert "takes no strided tensor" in explain("signal_windows_hann")
 
 
@@ -277,13 +288,13 @@ def test_an_operator_of_ones_own() -> None:
             yield (make((2, 3)),)
 
         rule.gap("P5", why="it has no derivative")
-        said = rows(explain("explained::halved"))
-    assert re.match(r"test_explain\.py:\d+", said["rule"].split(", run by")[0].split("/")[-1])
-    assert said["oracle"].startswith("by_hand (")
-    assert said["oracle"].endswith("Half of it")
-    assert said["samples"].startswith("few (")
-    assert said["gaps"] == "gap in P5: it has no derivative"
-    assert "1 of 1 sample calls stay sparse" in said["lowering"]
+        explained = rows(explain("explained::halved"))
+    assert re.match(r"test_explain\.py:\d+", explained["rule"].split(", run by")[0].split("/")[-1])
+    assert explained["oracle"].startswith("by_hand (")
+    assert explained["oracle"].endswith("Half of it")
+    assert explained["samples"].startswith("few (")
+    assert explained["gaps"] == "gap in P5: it has no derivative"
+    assert "1 of 1 sample calls stay sparse" in explained["lowering"]
 
 
 # ------------------------------------------------------------------------------------------------------------- errors
@@ -302,19 +313,19 @@ def test_an_unknown_name_is_one_line_with_the_nearest_ones(
     name: str, near: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", name]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("python -m op_registry explain: ")
-    assert said.err.count("\n") == 1
-    assert near in said.err
-    assert ("did you mean" in said.err) or not near
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("python -m op_registry explain: ")
+    assert printed.err.count("\n") == 1
+    assert near in printed.err
+    assert ("did you mean" in printed.err) or not near
 
 
 SUBJECT = "masked_dispatch.conformance_subject:eager"
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["check", "--op", "sofmax"], "no operator is called sofmax"),
         (["check", "--op", "sofmax"], "did you mean softmax"),
@@ -330,7 +341,7 @@ SUBJECT = "masked_dispatch.conformance_subject:eager"
     ],
 )
 def test_what_there_is_not_is_said_in_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if arguments[0] == "check" and "--subject" not in arguments:
         arguments = [*arguments, "--subject", SUBJECT]
@@ -338,7 +349,7 @@ def test_what_there_is_not_is_said_in_one_line(
     err = capsys.readouterr().err
     assert err.startswith(f"python -m op_registry {arguments[0]}: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err
 
 
 def test_an_import_that_fails_inside_a_module_is_not_hidden(tmp_path: Any, monkeypatch: Any) -> None:

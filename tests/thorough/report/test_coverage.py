@@ -30,8 +30,8 @@ EXPECTED = ROOT / "tests/report/coverage.expect"
 AGAIN = "python -m op_registry coverage --write tests/report/coverage.expect"
 
 
-def unlike(accepted: str, found: str) -> list[str]:
-    return list(difflib.unified_diff(accepted.splitlines(), found.splitlines(), "accepted", "found", lineterm="", n=0))
+def unlike(accepted: str, now: str) -> list[str]:
+    return list(difflib.unified_diff(accepted.splitlines(), now.splitlines(), "accepted", "found", lineterm="", n=0))
 
 
 def without_date(table: str) -> str:
@@ -74,8 +74,8 @@ def test_a_measured_table_names_its_date_torch_and_command() -> None:
         (coverage.KNOWN, AGAIN),
         (coverage.SHARES, coverage.COMMAND_OF_SHARES),
     ):
-        said = coverage.measured_how(path)
-        assert re.fullmatch(rf"measured on \d{{4}}-\d\d-\d\d with torch [\d.]+: {re.escape(command)}", said), said
+        how = coverage.measured_how(path)
+        assert re.fullmatch(rf"measured on \d{{4}}-\d\d-\d\d with torch [\d.]+: {re.escape(command)}", how), how
 
 
 def test_an_overload_that_this_torch_lacks_is_left_out(tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_every_entry_is_in_the_table_of_storages() -> None:
 def test_the_table_of_storages_is_as_it_was_measured(name: str) -> None:
     subject = "masked_dispatch.conformance_subject:eager"
     report = run_operator(name, dataclasses.replace(TIERS["quick"], subject=subject, laws=("P4",)))
-    found = conformance.storage_shares([report])[name]
+    shares = conformance.storage_shares([report])[name]
     accepted = coverage.measured_shares()[name]
-    now = {layout: found.get(layout, (0, 0, 0)) for layout in coverage.LAYOUTS}
+    now = {layout: shares.get(layout, (0, 0, 0)) for layout in coverage.LAYOUTS}
     assert now == accepted, (
         "python -m op_registry check --law P4 --table-of-storages op_registry/report/sparse_coverage.tsv"
     )
