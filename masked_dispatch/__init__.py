@@ -30,9 +30,7 @@ from masked_dispatch import caller_warnings as _caller_warnings
 from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, testing, torchax
 from masked_dispatch import versions as _versions
 from masked_dispatch.api import known_words as _known_words
-from masked_dispatch.api import methods as _methods
-from masked_dispatch.api.accumulate import accumulate
-from masked_dispatch.api.average import average
+from masked_dispatch.api import reductions as _reductions
 from masked_dispatch.api.construct import (
     as_masked_tensor,
     from_lengths,
@@ -41,9 +39,10 @@ from masked_dispatch.api.construct import (
     mask_like,
     masked_tensor,
     pad_sequence,
+    pad_stack,
 )
 from masked_dispatch.api.export import export
-from masked_dispatch.api.padding import align, first, last, padded, positions
+from masked_dispatch.api.padding import align, first, last, padded, positions, windows
 from masked_dispatch.api.reductions import (
     all,
     amax,
@@ -78,8 +77,7 @@ from masked_dispatch.api.reductions import (
     vector_norm,
 )
 from masked_dispatch.api.sparsify import sparse_relu, sparse_threshold, sparse_topk, sparse_where
-from masked_dispatch.api.stacking import pad_stack
-from masked_dispatch.api.windows import windows
+from masked_dispatch.api.sums import accumulate, average
 from masked_dispatch.autograd import engine as _gradients
 from masked_dispatch.caller_warnings import BatchEndWarning, EmptiedSampleWarning
 from masked_dispatch.densify_policy import DensificationWarning, densify
@@ -116,7 +114,7 @@ _outside_dispatch.install()
 _gradients.install()
 _gradients_of_others.install()
 _protocols.install()
-_methods.install()
+_reductions.install()
 _known_words.install()
 _buffers.install()
 _no_memory.install()

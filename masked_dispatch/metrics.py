@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.api.along_dim import average_ranks
-from masked_dispatch.api.average import average as weighted_mean
 from masked_dispatch.api.construct import as_masked_tensor, mask_like
+from masked_dispatch.api.sums import average as weighted_mean
 from masked_dispatch.interop.crossing import extent_of, filled, mask_of, placed_like, takes
 from masked_dispatch.tensor.checks import least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor

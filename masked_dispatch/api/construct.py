@@ -1,20 +1,24 @@
-"""Making masked tensors: from data and mask, from NaN, from lengths. Arguments are checked here."""
+"""Making masked tensors: from data and a mask, from lengths, and from tensors of different sizes."""
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, overload
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence as torch_pad_sequence
 
 from masked_dispatch.interop.crossing import (
     as_padded,
     extent_of,
+    filled,
     kind_of,
     knows_padding,
+    mask_of,
     takes,
     tensors_of,
     without_extent,
@@ -24,6 +28,7 @@ from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.checks import as_plain_tensor, check_mask, checked_dim, least_and_most, values_unknown
 from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.torch_internals import collate, default_collate_fn_map
 from op_registry import MaskedSemanticsError
 from op_registry.records.validity import intersect
 from op_registry.sparse.convert import remember_lengths
@@ -165,9 +170,9 @@ def from_lengths(data: Tensor, lengths: Tensor, dim: int = 1) -> MaskedTensor:
     # (torch compares the wider unsigned integers with their own kind only.)
     lengths = lengths.to(data.device, torch.int64, non_blocking=True)
     positions = torch.arange(data.shape[dim], device=data.device).view(-1, *[1] * (data.ndim - dim - 1))
-    along = ["s" if d == 0 else known if d == dim else "-" for d in range(data.ndim)]
-    there = positions < lengths.view(-1, *[1] * (data.ndim - 1))
-    batch = as_padded(data if mask is None else as_masked_tensor(data, mask), there, "".join(along))
+    letters = ["s" if d == 0 else known if d == dim else "-" for d in range(data.ndim)]
+    in_extent = positions < lengths.view(-1, *[1] * (data.ndim - 1))
+    batch = as_padded(data if mask is None else as_masked_tensor(data, mask), in_extent, "".join(letters))
     padded_rows = mask is None and dim == 1
     if padded_rows and on_host is not None and on_host.device.type == "cpu" and batch._validity is not None:
         remember_lengths(batch._validity, on_host.tolist())
@@ -191,13 +196,13 @@ def pad_sequence(
     sequences = tensors_of("pad_sequence", "sequences", sequences)
     padded = torch_pad_sequence([without_extent(s) for s in sequences], batch_first, padding_side=padding_side)
     if any(map(knows_padding, sequences)):
-        there = torch_pad_sequence([extent_of(s) for s in sequences], batch_first, padding_side=padding_side)
-        return torch.ops.masked_dispatch.padded(padded, there, None, 0 if batch_first else 1)
+        in_extent = torch_pad_sequence([extent_of(s) for s in sequences], batch_first, padding_side=padding_side)
+        return torch.ops.masked_dispatch.padded(padded, in_extent, None, 0 if batch_first else 1)
     steps = [torch.ones(sequence.shape[0], dtype=torch.bool, device=sequence.device) for sequence in sequences]
     is_step = torch_pad_sequence(steps, batch_first, padding_side=padding_side)
     order, rest = "p" if padding_side == "right" else "c", padded.ndim - 2
-    along = f"s{order}" if batch_first else f"{order}s"
-    return as_padded(padded, is_step.view(*is_step.shape, *[1] * rest), along + "-" * rest)
+    letters = f"s{order}" if batch_first else f"{order}s"
+    return as_padded(padded, is_step.view(*is_step.shape, *[1] * rest), letters + "-" * rest)
 
 
 def as_data_and_mask(
@@ -272,3 +277,70 @@ def _way_in(data: object) -> str:
     if isinstance(data, (list, tuple)):
         return "For missing numbers write float('nan') and use masked_dispatch.from_nan(data)"
     return "Pass a tensor, a number, nested lists of numbers, or an array of NumPy"
+
+
+# ------------------------------------------------------------------- pad_stack: tensors of different sizes as one batch
+
+
+@overload
+def pad_stack(tensors: Iterable[Tensor], dim: int = 0) -> MaskedTensor: ...
+
+
+@overload
+def pad_stack(tensors: Iterable[tuple[Any, ...] | list[Any] | Mapping[Any, Any]], dim: int = 0) -> Any: ...
+
+
+def pad_stack(tensors: Iterable[Any], dim: int = 0) -> Any:
+    """Stack tensors that may differ in every size along a new dimension; what fills them up is padding, and not there.
+
+    tensors  plain or masked, at least one, of the same number of dimensions; masked ones keep their masks. Or samples
+             of a dataset (tuples, lists and mappings of such tensors, NumPy arrays and numbers), which are collated as
+             by `torch.utils.data.default_collate`, except that tensors may differ in size
+
+    The result has the greatest sizes, and each tensor lies at the beginning of every dimension. Dimensions in which
+    tensors differ number positions (the first one, if they don't differ). The result is differentiable and stored
+    densely. For sequences, which only differ in their first size, use `pad_sequence`.
+
+    Raises ValueError for no tensors, or for different numbers of dimensions; TypeError for other samples.
+    """
+    samples = list(tensors) if isinstance(tensors, Iterable) and not isinstance(tensors, (str, Mapping)) else tensors
+    if isinstance(samples, list) and samples and all(isinstance(sample, (tuple, list, Mapping)) for sample in samples):
+        kinds: dict[Any, Any] = {**default_collate_fn_map, Tensor: functools.partial(_collated, dim=dim)}
+        try:
+            return collate(samples, collate_fn_map=kinds)
+        except (RuntimeError, TypeError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(
+                f"pad_stack takes samples of one structure, made of tensors, arrays and numbers: {error}"
+            ) from error
+    return _padded(tensors_of("pad_stack", "tensors", samples), dim)
+
+
+def _collated(tensors: list[Tensor], *, dim: int, collate_fn_map: object) -> MaskedTensor:
+    return _padded(tensors_of("pad_stack", "the parts of samples", tensors), dim)
+
+
+def _padded(tensors: list[Tensor], dim: int) -> MaskedTensor:
+    if not tensors:
+        raise ValueError("pad_stack takes at least one tensor: the shape of an empty stack is not known")
+    if len({tensor.ndim for tensor in tensors}) > 1:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:5])
+        raise ValueError(f"pad_stack takes tensors of the same number of dimensions, not of shapes {shapes}")
+    lengths = list(zip(*(tensor.shape for tensor in tensors), strict=True))
+    sizes = [max(of_dim) for of_dim in lengths]
+    lacking = [[n for size, length in zip(sizes, t.shape, strict=True) for n in (size - length, 0)] for t in tensors]
+
+    def stacked(parts: list[Tensor]) -> Tensor:
+        return torch.stack([pad(part, n[::-1]) for part, n in zip(parts, lacking, strict=True)], dim)
+
+    batch: Tensor = stacked([filled(tensor) for tensor in tensors])
+    if any(isinstance(tensor, MaskedTensor) for tensor in tensors):
+        batch = as_masked_tensor(batch, stacked([mask_of(tensor) for tensor in tensors]))
+    samples = dim % batch.ndim
+    # Sizes that happen to agree say nothing: of a batch that needs no padding, the first dimension numbers positions.
+    differ = [d for d, of_dim in enumerate(lengths) if len(set(of_dim)) > 1] or list(range(len(sizes)))[:1]
+    dims = None if any(map(knows_padding, tensors)) else [d + (d >= samples) for d in differ]
+    if dims == []:
+        return as_masked_tensor(batch)
+    extent = stacked([extent_of(tensor) for tensor in tensors])
+    return torch.ops.masked_dispatch.padded(batch, extent, dims, samples)

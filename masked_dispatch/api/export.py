@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from masked_dispatch.api.windows import HasMeaning, windows
+from masked_dispatch.api.padding import HasMeaning, windows
 from masked_dispatch.compiler_internals import check_dtype_in_graph
 from masked_dispatch.dispatch.compile import split_masked_state
 from masked_dispatch.interop.crossing import as_masked, filled, mask_of, takes

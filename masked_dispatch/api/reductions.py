@@ -1,18 +1,20 @@
 """torch's reductions and scans, by torch's names, with `skipna` and (for reductions) `min_count`.
 
-Each line names torch's function, what it is called with (signatures.py), and its identity: its value for no elements.
-Operations without an identity (a mean, a maximum) do not accept min_count=0. Both options are defined in skipna.py.
-"""
+Each line names torch's function, what it is called with (skipna.py), and its identity: its value for no elements.
+Operations without an identity (a mean, a maximum) do not accept min_count=0. Both options are defined in skipna.py."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from masked_dispatch.api.signatures import (
+from masked_dispatch.api.skipna import (
     ValuesAndIndices,
     along_dim,
     along_dim_in_dtype,
@@ -26,9 +28,14 @@ from masked_dispatch.api.signatures import (
     over_dims_given,
     over_dims_in_dtype,
     over_one_dim_in_dtype,
+    reduce,
+    reduction,
+    scan,
     two_over_dims_corrected,
 )
-from masked_dispatch.api.skipna import reduce, reduction, scan
+from masked_dispatch.compiler_internals import never_compiled
+from masked_dispatch.engine_internals import delegating
+from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
 sum = reduction(torch.sum, over_dims_in_dtype, identity=0)
 nansum = reduction(torch.nansum, over_dims_in_dtype, identity=0)
@@ -130,3 +137,35 @@ def vector_norm(
 
     identity = 0 if 0 <= ord < math.inf else None
     return reduce(call, "vector_norm", x, dim, keepdim, skipna, min_count, identity)
+
+
+# ------------------------------------------------ methods of masked tensors that say where `skipna` and `min_count` are
+
+
+def naming_the_function(name: str, options: tuple[str, ...]) -> Callable[..., Any]:
+    """torch's method, which names the library's function if it is given one of its options."""
+    method: Callable[..., Any] = getattr(torch.Tensor, name)
+
+    @delegating  # so that rules inside a Python function see who called the method
+    @functools.wraps(method)
+    @never_compiled
+    def reduced(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            for option in options:
+                if option in kwargs:
+                    raise TypeError(
+                        f"x.{name}() is torch's method and has no {option}; use masked_dispatch.{name}(x, ..., "
+                        f"{option}={kwargs[option]!r})"
+                    )
+        return method(self, *args, **kwargs)
+
+    return reduced
+
+
+def install() -> None:
+    """Called once, when the package is imported."""
+    for name, function in list(globals().items()):
+        if hasattr(torch.Tensor, name) and inspect.isfunction(function):
+            options = tuple(o for o in ("skipna", "min_count") if o in inspect.signature(function).parameters)
+            if options:
+                setattr(MaskedTensor, name, naming_the_function(name, options))

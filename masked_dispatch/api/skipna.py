@@ -9,26 +9,24 @@ Law: the values are those of torch's function on the masked tensor; only their v
 What is not there of a padded batch is not missing, and no element: a slice of a sample that has nothing there is valid
 with skipna=False, and where min_count is not given, it has torch's result for no elements.
 
-For a plain tensor, which is valid everywhere, the result is torch's own; min_count > 1 makes it masked.
-"""
+For a plain tensor, which is valid everywhere, the result is torch's own; min_count > 1 makes it masked."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
 
 from masked_dispatch.api.construct import as_masked_tensor
-from masked_dispatch.api.signatures import Dims
 from masked_dispatch.interop.crossing import missing_of, placed_like
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_map
 from op_registry.records.dims import Number
 
-# A function of signatures.py.
+# A function that is never run, see below.
 Signature = TypeVar("Signature", bound=Callable[..., Any])
 
 
@@ -41,7 +39,7 @@ def reduction(
 ) -> Signature:
     """torch's `function(x, dim, keepdim)` with skipna and min_count.
 
-    signature               what it is called with, from signatures.py
+    signature               what it is called with, one of those below
     identity                its value for no elements, if it has one
     no_dims_is_elementwise  whether dim=() means no dimension, as for any and all; elsewhere in torch it means all
     """
@@ -70,7 +68,7 @@ def reduction(
 
 
 def scan(function: Callable[..., Any], signature: Signature) -> Signature:
-    """torch's `function(x, dim)` with skipna; `signature` is what it is called with, from signatures.py."""
+    """torch's `function(x, dim)` with skipna; `signature` is what it is called with, one of those below."""
     name, options = function.__name__, own_options(signature)
 
     def scanned(x: Tensor, dim: int, *, skipna: bool = True, **keywords: Any) -> Any:
@@ -168,3 +166,152 @@ skipna  False: everything from the first invalid element on is invalid
 
 Other arguments as for torch.{name}. Returns the same shapes and dtypes, masked if x is.
 """
+
+
+# ------------------------- What torch's reductions and scans are called with here, each as a function that is never run
+
+# `reduction` and `scan` (skipna.py) give what they make the signature of one of these: a type checker sees it as that
+# function, and at run time it is where the names of the other keyword arguments, and the default of `dim`, are read.
+
+Dims = int | Sequence[int] | None
+
+
+class ValuesAndIndices(Protocol):
+    """Two tensors by name and in order: one of torch.return_types."""
+
+    @property
+    def values(self) -> Tensor: ...
+
+    @property
+    def indices(self) -> Tensor: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Tensor: ...
+
+    def __iter__(self) -> Iterator[Tensor]: ...
+
+
+# ---------------------------------------------------------------------------------------------------------- reductions
+
+
+def over_dims(
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
+) -> Tensor:
+    """Any number of dimensions, all of them if none is given."""
+    raise NotImplementedError
+
+
+def over_dims_given(
+    x: Tensor, dim: int | Sequence[int], keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
+) -> Tensor:
+    """Any number of dimensions, which torch wants to be given."""
+    raise NotImplementedError
+
+
+def over_dims_in_dtype(
+    x: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    skipna: bool = True,
+    min_count: int | None = None,
+) -> Tensor:
+    """Any number of dimensions, and the dtype to convert to before."""
+    raise NotImplementedError
+
+
+def over_one_dim_in_dtype(
+    x: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    skipna: bool = True,
+    min_count: int | None = None,
+) -> Tensor:
+    """One dimension or all, and the dtype to convert to before."""
+    raise NotImplementedError
+
+
+def over_dims_corrected(
+    x: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    correction: Number | None = 1,
+    skipna: bool = True,
+    min_count: int | None = None,
+) -> Tensor:
+    """Any number of dimensions, and what the divisor is less than the number of elements."""
+    raise NotImplementedError
+
+
+def two_over_dims_corrected(
+    x: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    correction: Number | None = 1,
+    skipna: bool = True,
+    min_count: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same with two results."""
+    raise NotImplementedError
+
+
+def index_over_one_dim(
+    x: Tensor, dim: int | None = None, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
+) -> Tensor:
+    """One dimension, or all as if flattened."""
+    raise NotImplementedError
+
+
+def least_and_greatest(
+    x: Tensor, dim: int | None = None, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
+) -> torch.return_types.aminmax:
+    """One dimension or all; the two results by name."""
+    raise NotImplementedError
+
+
+@overload
+def chosen(x: Tensor, dim: None = None, *, skipna: bool = True, min_count: int | None = None) -> Tensor: ...
+
+
+@overload
+def chosen(
+    x: Tensor, dim: int, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
+) -> ValuesAndIndices: ...
+
+
+def chosen(
+    x: Tensor, dim: int | None = None, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
+) -> Tensor | ValuesAndIndices:
+    """An element of each slice and where it was; of the whole tensor, the element alone."""
+    raise NotImplementedError
+
+
+def chosen_over_one_dim(
+    x: Tensor, dim: int = -1, keepdim: bool = False, *, skipna: bool = True, min_count: int | None = None
+) -> ValuesAndIndices:
+    """An element of each slice and where it was, along the last dimension if none is given."""
+    raise NotImplementedError
+
+
+# --------------------------------------------------------------------------------------------------------------- scans
+
+
+def along_dim(x: Tensor, dim: int, *, skipna: bool = True) -> Tensor:
+    """One dimension."""
+    raise NotImplementedError
+
+
+def along_dim_in_dtype(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, skipna: bool = True) -> Tensor:
+    """One dimension, and the dtype to convert to before."""
+    raise NotImplementedError
+
+
+def chosen_along_dim(x: Tensor, dim: int, *, skipna: bool = True) -> ValuesAndIndices:
+    """One dimension: the elements, and where they were."""
+    raise NotImplementedError

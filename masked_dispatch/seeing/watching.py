@@ -41,12 +41,12 @@ _active: list[Recorder] = []
 _lock = Lock()
 _installed = contextlib.ExitStack()
 _KEY = "masked_dispatch.trace"
-# What other modules tell while a call runs: their listeners, and how a recorder is told.
-_TOLD: tuple[tuple[list[Any], Callable[[Recorder, Any], None]], ...] = (
-    (on_densify, lambda r, what: r.densified(what)),
-    (on_dense, lambda r, what: r.stored_densely(what)),
-    (update_policy.listeners, lambda r, what: r.mask_dropped(what)),
-    (slices.listeners, lambda r, what: r.batch_end(what)),
+# The listeners of other modules, which they call while a call runs, and the method of a recorder that listens.
+_LISTENERS: tuple[tuple[list[Any], Callable[[Recorder, Any], None]], ...] = (
+    (on_densify, lambda recorder, event: recorder.densified(event)),
+    (on_dense, lambda recorder, event: recorder.stored_densely(event)),
+    (update_policy.listeners, lambda recorder, event: recorder.mask_dropped(event)),
+    (slices.listeners, lambda recorder, event: recorder.batch_end(event)),
 )
 # Whether compiled functions run uncompiled yet; False until the process loads the compiler.
 _stance_is_set = [False]
@@ -107,7 +107,7 @@ def _install() -> None:
         stack.enter_context(_kernels_watched())
         stack.enter_context(_backward_watched())
         stack.enter_context(_modules_watched())
-        for listeners, method in _TOLD:
+        for listeners, method in _LISTENERS:
             stack.enter_context(_listening(listeners, method))
         _installed.push(stack.pop_all())
 
@@ -122,15 +122,15 @@ def _run_uncompiled_from_now_on() -> None:
 
 @contextlib.contextmanager
 def _listening(listeners: list[Any], method: Callable[[Recorder, Any], None]) -> Iterator[None]:
-    def tell(what: Any) -> None:
+    def listener(event: Any) -> None:
         for recorder in recorders_here():
-            method(recorder, what)
+            method(recorder, event)
 
-    listeners.append(tell)
+    listeners.append(listener)
     try:
         yield
     finally:
-        listeners.remove(tell)
+        listeners.remove(listener)
 
 
 # --------------------------------------------------------------------------------------------------------- operators

@@ -1,4 +1,4 @@
-"""NumPy's average, which torch has no word for."""
+"""Sums that torch has no word for: of the valid contributions, and with weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,30 @@ from masked_dispatch.interop.crossing import takes
 from masked_dispatch.tensor.checks import as_plain_tensor, checked_dims
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.dtypes import accumulation_dtype
+
+
+def accumulate(*tensors: Tensor) -> Tensor:
+    """The sum of the valid contributions, valid where there is at least one; differentiable.
+
+    tensors  one or more, masked or plain (a plain one contributes everywhere), of shapes that broadcast together
+
+    Returns a masked tensor with the shape and dtype of their sum by torch.add (bool: "or"); a plain one if all are
+    plain. Half-precision contributions are summed in float32 and rounded once.
+
+    Raises TypeError for arguments that are not tensors, RuntimeError for shapes that do not broadcast.
+    """
+    if not tensors:
+        raise TypeError("accumulate takes at least one tensor: the shape of an empty sum is not known")
+    for position, tensor in enumerate(tensors):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"accumulate takes tensors; argument {position} is {tensor!r}, a {type(tensor).__name__}. "
+                "Unpack a list with accumulate(*tensors), and convert a number with torch.tensor(number)"
+            )
+    return torch.ops.masked_dispatch.accumulate(tensors)
+
+
+# ------------------------------------------------------------------------- NumPy's average, which torch has no word for
 
 Dims = int | Sequence[int] | None
 
