@@ -46,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _info(as_json: bool) -> int:
-    found = doctor.info()
-    print(_document("info", found) if as_json else doctor.as_text(found))
+    facts = doctor.info()
+    print(_document("info", facts) if as_json else doctor.as_text(facts))
     return 0
 
 

@@ -193,14 +193,14 @@ def _problem(before: Tensor, after: Tensor, index: str, value: str, mode: str) -
     return _difference(after, data.masked_fill(at, number), None if mask is None else torch.where(at, valid, mask))
 
 
-def _difference(found: Tensor, data: Tensor, mask: Tensor | None) -> str | None:
+def _difference(result: Tensor, data: Tensor, mask: Tensor | None) -> str | None:
     if mask is None:
-        same = type(found) is Tensor and torch.equal(found, data)
+        same = type(result) is Tensor and torch.equal(result, data)
     else:
-        same = isinstance(found, MaskedTensor) and torch.equal(found.get_mask(), mask)
-        same = same and torch.equal(found.to_tensor(0), torch.where(mask, data, 0))  # type: ignore[attr-defined]
+        same = isinstance(result, MaskedTensor) and torch.equal(result.get_mask(), mask)
+        same = same and torch.equal(result.to_tensor(0), torch.where(mask, data, 0))  # type: ignore[attr-defined]
     return (
         None
         if same
-        else f"found {found!r}, expected {data.tolist()} valid at {None if mask is None else mask.tolist()}"
+        else f"found {result!r}, expected {data.tolist()} valid at {None if mask is None else mask.tolist()}"
     )

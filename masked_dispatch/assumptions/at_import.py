@@ -36,9 +36,9 @@ def check_untested() -> None:
     if _is_doctor():
         return
     tested = f"torch {TESTED[0]} to {TESTED[-1]}"
-    found = broken()
-    if found:
-        lines = "".join(f"\n  {line}" for line in found)
+    problems = broken()
+    if problems:
+        lines = "".join(f"\n  {line}" for line in problems)
         raise ImportError(
             f"masked_dispatch does not work with torch {torch.__version__}: masks and gradients would be wrong "
             f"without an error. It was tested with {tested}. It relies on the following, which no longer "

@@ -64,12 +64,12 @@ def assumption_about_graphs(number: int, what: str = "") -> Callable[[Check], Ch
 
 def broken_among(checks: Iterable[Assumption]) -> list[str]:
     """A line for each of these checks that this torch does not pass."""
-    found = []
+    lines = []
     for check in checks:
         problem = _problem_of(check)
         if problem is not None:
-            found.append(f"{check.number}. {check.title}: {problem}")
-    return found
+            lines.append(f"{check.number}. {check.title}: {problem}")
+    return lines
 
 
 def _problem_of(check: Assumption) -> Exception | None:
@@ -89,16 +89,16 @@ def assumed(what: str) -> Iterator[None]:
         raise AssertionError(f"torch {torch.__version__} no longer holds that {what}: {error}") from error
 
 
-def expect(condition: object, found: object = None) -> None:
+def expect(condition: object, actual: object = None) -> None:
     """Raise, with what was found, unless the condition holds."""
     if not condition:
-        raise AssertionError("it is not so" if found is None else f"found {found!r}")
+        raise AssertionError("it is not so" if actual is None else f"found {actual!r}")
 
 
-def expect_equal(found: object, expected: object) -> None:
+def expect_equal(actual: object, expected: object) -> None:
     """Raise, with both, unless they are equal."""
-    if found != expected:
-        raise AssertionError(f"found {found!r}, expected {expected!r}")
+    if actual != expected:
+        raise AssertionError(f"found {actual!r}, expected {expected!r}")
 
 
 @dataclass
@@ -136,7 +136,7 @@ def compiling() -> Iterator[None]:
         torch.compiler.reset()
 
 
-def wrapper_class(told: Callable[[Any], None], **options: Any) -> Any:
+def wrapper_class(notify: Callable[[Any], None], **options: Any) -> Any:
     """A bare wrapper of one tensor, made by `of`, which tells of every operator that is called on it."""
 
     class Wrapper(Tensor):
@@ -156,7 +156,7 @@ def wrapper_class(told: Callable[[Any], None], **options: Any) -> Any:
         def __torch_dispatch__(  # type: ignore[override]
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            told(func)
+            notify(func)
             raw = _pytree.tree_map_only(Wrapper, lambda t: t.held, (args, kwargs or {}))
             return _pytree.tree_map_only(Tensor, Wrapper.of, func(*raw[0], **raw[1]))
 

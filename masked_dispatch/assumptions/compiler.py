@@ -88,7 +88,7 @@ def frames_of_files_are_left_alone() -> None:
         return of_this_library(x)
 
     calls = {"inside": of_this_library, "outside": torch.compiler.disable(with_own_code(outside), recursive=False)}
-    found = {}
+    traced = {}
     for where, call in calls.items():
 
         @with_own_code
@@ -97,8 +97,8 @@ def frames_of_files_are_left_alone() -> None:
 
         graphs: list[Any] = []
         torch.compile(region, backend=keeping(graphs))(torch.zeros(2))
-        found[where] = [name for graph in graphs for name in ("cos", "sin") if name in graph.code]
-    expect_equal(found, {"inside": ["cos", "sin"], "outside": ["cos"]})
+        traced[where] = [name for graph in graphs for name in ("cos", "sin") if name in graph.code]
+    expect_equal(traced, {"inside": ["cos", "sin"], "outside": ["cos"]})
 
 
 @assumption_about_graphs(
@@ -178,14 +178,14 @@ def a_graph_is_given_a_guard_while_it_is_compiled() -> None:
         return x * setting_now()
 
     run = torch.compile(region, backend=keeping(graphs), fullgraph=True)
-    found = []
+    results = []
     for value in (2, 3, 2, 3):
         token = SETTING.set(value)
         try:
-            found.append(run(torch.ones(1)).item())
+            results.append(run(torch.ones(1)).item())
         finally:
             SETTING.reset(token)
-    expect_equal((found, len(graphs)), ([2, 3, 2, 3], 2))
+    expect_equal((results, len(graphs)), ([2, 3, 2, 3], 2))
 
 
 @assumption_about_graphs(24, "a marked dimension is dynamic from the first compilation on")
@@ -274,8 +274,8 @@ def calls_compiled(function: Any, kept: Any) -> list[Any]:
             return super().__tensor_flatten__()
 
     graphs: list[Any] = []
-    found = torch.compile(function, backend=keeping(graphs))(Telling(torch.ones(2), torch.ones(2)))
-    expect(torch.equal(found.a, torch.ones(2).sin()), found.a)
+    result = torch.compile(function, backend=keeping(graphs))(Telling(torch.ones(2), torch.ones(2)))
+    expect(torch.equal(result.a, torch.ones(2).sin()), result.a)
     return [node.target for graph in graphs for node in graph.graph.nodes if node.op.startswith("call")]
 
 

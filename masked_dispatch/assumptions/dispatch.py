@@ -57,9 +57,9 @@ KEY = DispatchKeySet(DispatchKey.PreDispatch)
 functorch: Any = torch._C._functorch
 
 
-def carrier(met: list[Any]) -> Any:
+def carrier(seen: list[Any]) -> Any:
     """A wrapper that carries the key and nothing else, and notes what is called below the kernels."""
-    return wrapper_class(lambda func: met.append(("below", func)), _extra_dispatch_keys=KEY)
+    return wrapper_class(lambda func: seen.append(("below", func)), _extra_dispatch_keys=KEY)
 
 
 def without_key(keyset: DispatchKeySet) -> DispatchKeySet:
@@ -72,15 +72,15 @@ def library() -> contextlib.AbstractContextManager[Library]:
 
 
 @contextlib.contextmanager
-def composite_operator(carriers: type, met: list[Any]) -> Iterator[Any]:
+def composite_operator(carriers: type, seen: list[Any]) -> Iterator[Any]:
     """An operator that is composed of others and has a kernel at PreDispatch; both note what they meet."""
 
     def composed(x: Tensor) -> Tensor:
-        met.append(("decomposed", type(x)))
+        seen.append(("decomposed", type(x)))
         return torch.sin(x)
 
     def kernel(keyset: DispatchKeySet, x: Any) -> Tensor:
-        met.append(("kernel", type(x), functorch.maybe_current_level()))
+        seen.append(("kernel", type(x), functorch.maybe_current_level()))
         if isinstance(x, carriers):
             held: Tensor = x.held  # type: ignore[attr-defined]
             return held.cos()
@@ -97,9 +97,9 @@ def composite_operator(carriers: type, met: list[Any]) -> Iterator[Any]:
 
 @assumption(1, "a kernel at PreDispatch is called above functorch, autocast, autograd and decompositions", silent=True)
 def kernels_at_predispatch_come_before_everything_else() -> None:
-    met: list[Any] = []
-    carriers = carrier(met)
-    with composite_operator(carriers, met) as composite:
+    seen: list[Any] = []
+    carriers = carrier(seen)
+    with composite_operator(carriers, seen) as composite:
         x = carriers.of(torch.zeros(2), requires_grad=True)
         with torch.autocast("cpu", torch.bfloat16):
             expect_equal(composite(x).tolist(), [1, 1])
@@ -110,26 +110,26 @@ def kernels_at_predispatch_come_before_everything_else() -> None:
             composite(x)
         finally:
             functorch._grad_decrement_nesting()
-        expect_equal(met, [("kernel", carriers, None), ("kernel", carriers, 1), ("kernel", carriers, 1)])
+        expect_equal(seen, [("kernel", carriers, None), ("kernel", carriers, 1), ("kernel", carriers, 1)])
 
 
 @assumption(2, "PreDispatch falls through for tensors that do not carry it", silent=True)
 def plain_tensors_fall_through() -> None:
-    met: list[Any] = []
-    with composite_operator(carrier(met), met) as composite:
+    seen: list[Any] = []
+    with composite_operator(carrier(seen), seen) as composite:
         x = torch.ones(2, requires_grad=True)
         composite(x).sum().backward()
         torch.func.vmap(composite)(torch.ones(2, 2))
-        expect_equal({entry[0] for entry in met}, {"decomposed"})
+        expect_equal({entry[0] for entry in seen}, {"decomposed"})
 
 
 @assumption(3, "a call redispatched with the received keyset, PreDispatch removed, goes to autograd")
 def a_kernel_may_hand_on_with_the_key_removed() -> None:
-    met: list[Any] = []
-    carriers = carrier(met)
+    seen: list[Any] = []
+    carriers = carrier(seen)
 
     def hand_on(keyset: DispatchKeySet, x: Tensor) -> Tensor:
-        met.append(("kernel", type(x)))
+        seen.append(("kernel", type(x)))
         return operator.redispatch(without_key(keyset), x)
 
     with library() as made:
@@ -139,8 +139,8 @@ def a_kernel_may_hand_on_with_the_key_removed() -> None:
         made.impl("handed_on", hand_on, "PreDispatch", with_keyset=True)
         operator: Any = getattr(torch.ops, NAMESPACE).handed_on.default
         y = operator(carriers.of(torch.ones(2), requires_grad=True))
-        expect_equal(met[0], ("kernel", carriers))
-        expect_equal(met[1], ("below", operator))
+        expect_equal(seen[0], ("kernel", carriers))
+        expect_equal(seen[1], ("below", operator))
         expect(y.grad_fn is not None)
         expect(isinstance(y, carriers), type(y))
 
@@ -157,11 +157,11 @@ def hooks_on_nodes_replace_gradients() -> None:
 
 @assumption(5, "ADInplaceOrView, let in again in __torch_dispatch__, makes views and bumps versions")
 def views_and_versions_are_tracked_again_below_autograd() -> None:
-    found: list[tuple[bool, int]] = []
+    views: list[tuple[bool, int]] = []
 
     def look() -> None:
         plain = torch.ones(3)
-        found.append((plain[0]._is_view(), (plain.add_(1), plain._version)[1]))
+        views.append((plain[0]._is_view(), (plain.add_(1), plain._version)[1]))
 
     class Looking(Tensor):
         @classmethod
@@ -174,7 +174,7 @@ def views_and_versions_are_tracked_again_below_autograd() -> None:
             return torch.ones(3)
 
     Tensor._make_wrapper_subclass(Looking, (3,)).exp()
-    expect_equal(found, [(False, 0), (True, 1)])
+    expect_equal(views, [(False, 0), (True, 1)])
 
 
 @assumption(6)
@@ -182,29 +182,29 @@ def functorch_leaves_traces_by_which_it_is_known() -> None:
     excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     front = DispatchKey.FuncTorchDynamicLayerFrontMode
     hooks: Any = torch._C._autograd
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
 
     def look() -> bool:
-        found["level"] = functorch.maybe_current_level()
-        found["front excluded"] = excluded(front)
-        found["hooks"] = hooks._saved_tensors_hooks_is_enabled()
-        found["message"] = hooks._saved_tensors_hooks_get_disabled_error_message()
+        state["level"] = functorch.maybe_current_level()
+        state["front excluded"] = excluded(front)
+        state["hooks"] = hooks._saved_tensors_hooks_is_enabled()
+        state["message"] = hooks._saved_tensors_hooks_get_disabled_error_message()
         return False
 
     handed = masked_tensor(torch.ones(2, 3))
     with replaced(dense, "hidden_in_transform", look):
         with assumed("vmap runs what it wraps at its own level, with its front key excluded"):
             torch.func.vmap(torch.sum)(handed)
-            expect_equal(found["level"], 1)
-            expect(found["front excluded"])
+            expect_equal(state["level"], 1)
+            expect(state["front excluded"])
         with assumed("grad runs what it wraps outside of its level, with saved-tensor hooks disabled in its name"):
             torch.func.grad(lambda x: x.sum())(handed)
-            expect_equal(found["level"], None)
-            expect(not found["hooks"])
-            expect(found["message"].startswith("torch.func"), found["message"])
+            expect_equal(state["level"], None)
+            expect(not state["hooks"])
+            expect(state["message"].startswith("torch.func"), state["message"])
     with assumed("neither is so for what a transform meets at its own level"):
-        torch.func.vmap(lambda r: (found.update(front=excluded(front)), r)[1])(torch.ones(2))
-        expect(not found["front"])
+        torch.func.vmap(lambda r: (state.update(front=excluded(front)), r)[1])(torch.ones(2))
+        expect(not state["front"])
         expect(hooks._saved_tensors_hooks_is_enabled())
     with assumed("what has outlived its level has a level above any, or is known as dead"):
         kept: list[Tensor] = []
@@ -374,12 +374,12 @@ def what_traces_replace() -> None:
             return x * 2
 
     with assumed("the engine looks backward up when it calls it, and passes the node, whose metadata it keeps"):
-        found: list[Any] = []
+        metadata: list[Any] = []
         y = Doubled.apply(torch.ones(2, requires_grad=True))
-        backward: Any = staticmethod(lambda ctx, grad: found.append(dict(ctx.metadata)))
+        backward: Any = staticmethod(lambda ctx, grad: metadata.append(dict(ctx.metadata)))
         Doubled.backward = backward  # type: ignore[method-assign]
         y.sum().backward()
-        expect_equal(found, [{"forward": True}])
+        expect_equal(metadata, [{"forward": True}])
 
 
 @assumption(43, "_AutoDispatchBelowAutograd lets a leaf that requires grad be written to")

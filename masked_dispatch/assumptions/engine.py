@@ -19,7 +19,7 @@ from masked_dispatch.torch_internals import apply_outside_of_functorch
 
 def in_the_engine() -> bool:
     """Asked in what a wrapper tells: whether the autograd engine itself called the operator."""
-    caller = sys._getframe(3)  # above this function, what was told and __torch_dispatch__
+    caller = sys._getframe(3)  # above this function, what was notified and __torch_dispatch__
     return caller.f_code is torch.autograd.graph._engine_run_backward.__code__
 
 
@@ -28,11 +28,11 @@ def the_engine_adds_by_itself() -> None:
     # Its thread for a device, in which no frame is below that: tests_on_reference_device.py.
     frames: list[tuple[Any, bool]] = []
 
-    def told(func: Any) -> None:
+    def noticed(func: Any) -> None:
         if torch._C._current_graph_task_id() != -1 and "add" in str(func):
             frames.append((func, in_the_engine()))
 
-    wrap = wrapper_class(told).of
+    wrap = wrapper_class(noticed).of
     add = torch.ops.aten.add.Tensor
     for create_graph in (False, True):
         x = wrap(torch.ones(2), True)
@@ -52,12 +52,12 @@ def the_node_that_keeps_a_gradient_knows_its_leaf() -> None:
     leaf = torch.ones(2, requires_grad=True)
     seen: list[tuple[bool, bool]] = []
 
-    def told(func: Any) -> None:
+    def noticed(func: Any) -> None:
         if func is torch.ops.aten.add_.Tensor:
             node: Any = torch._C._current_autograd_node()
             seen.append((in_the_engine(), node.variable is leaf))
 
-    leaf.grad = wrapper_class(told).of(torch.zeros(2))
+    leaf.grad = wrapper_class(noticed).of(torch.zeros(2))
     (leaf * 2).sum().backward()
     expect_equal(seen, [(True, True)])
     expect(getattr(torch._C._current_autograd_node(), "variable", None) is None)
@@ -87,7 +87,7 @@ def a_gradient_is_accumulated_in_place() -> None:
 def a_node_keeps_notes_for_when_it_is_evaluated() -> None:
     noted: list[Any] = []
 
-    def told(func: Any) -> None:
+    def noticed(func: Any) -> None:
         if func is torch.ops.aten.neg.default:
             node: Any = torch._C._current_autograd_node()
             noted.append(node.metadata.get("note"))
@@ -95,7 +95,7 @@ def a_node_keeps_notes_for_when_it_is_evaluated() -> None:
     leaf = torch.ones(2, requires_grad=True)
     negative: Any = -leaf
     negative.grad_fn.metadata["note"] = "recorded here"
-    torch.autograd.grad(negative, leaf, wrapper_class(told).of(torch.ones(2)))
+    torch.autograd.grad(negative, leaf, wrapper_class(noticed).of(torch.ones(2)))
     expect_equal(noted, ["recorded here"])
 
 

@@ -80,7 +80,7 @@ def other_devices() -> list[torch.device]:
     """The accelerators of this machine, one of each kind."""
     kinds = [("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())]
     kinds.append(("xpu", torch.xpu.is_available()))
-    return [torch.device(kind) for kind, there in kinds if there]
+    return [torch.device(kind) for kind, is_available in kinds if is_available]
 
 
 def _assumptions() -> tuple[int, list[str]]:
@@ -109,8 +109,8 @@ def _laws() -> tuple[int, list[str]]:
 
 def _compared(device: torch.device) -> tuple[int, list[str]]:
     """Values, masks and gradients there against those of the CPU."""
-    found = [f for n in OPERATORS for f in findings(RegisteredOperator(overload_named(f"aten.{n}")), device, eager)]
-    return len(OPERATORS), [f"{f.entry}, {f.what}: {f.reason}" for f in found if f.status == "different"]
+    results = [f for n in OPERATORS for f in findings(RegisteredOperator(overload_named(f"aten.{n}")), device, eager)]
+    return len(OPERATORS), [f"{f.entry}, {f.what}: {f.reason}" for f in results if f.status == "different"]
 
 
 def as_document(done: list[Part]) -> dict[str, Any]:
@@ -176,11 +176,11 @@ def version_of(distribution: str) -> str | None:
 
 def devices() -> list[str]:
     """The devices that torch has on this machine."""
-    found = [f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"]
-    found += [f"cuda:{n} ({torch.cuda.get_device_name(n)})" for n in range(torch.cuda.device_count())]
-    found += ["mps"] if torch.backends.mps.is_available() else []
-    found += [f"xpu:{n}" for n in range(torch.xpu.device_count())] if torch.xpu.is_available() else []
-    return found
+    names = [f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"]
+    names += [f"cuda:{n} ({torch.cuda.get_device_name(n)})" for n in range(torch.cuda.device_count())]
+    names += ["mps"] if torch.backends.mps.is_available() else []
+    names += [f"xpu:{n}" for n in range(torch.xpu.device_count())] if torch.xpu.is_available() else []
+    return names
 
 
 def extras() -> dict[str, dict[str, str | None]]:
@@ -189,23 +189,23 @@ def extras() -> dict[str, dict[str, str | None]]:
         required = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return {}
-    found: dict[str, dict[str, str | None]] = {}
+    libraries: dict[str, dict[str, str | None]] = {}
     for requirement in required:
         match = OF_EXTRA.match(requirement)
         if match is not None:
             library, extra = match.groups()
-            found.setdefault(extra, {})[library] = version_of(library)
-    return found
+            libraries.setdefault(extra, {})[library] = version_of(library)
+    return libraries
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(facts: dict[str, Any]) -> str:
     """The same as lines."""
-    lines = [f"{name:18}{found[name]}" for name in ("masked_dispatch", "torch", "python", "system")]
-    lines += [f"{'devices' if n == 0 else '':18}{device}" for n, device in enumerate(found["devices"])]
-    lines.append(f"{'rules':18}{found['rules']} overloads")
-    for extra, libraries in found["extras"].items():
-        there = [f"{name} {version}" for name, version in libraries.items() if version]
+    lines = [f"{name:18}{facts[name]}" for name in ("masked_dispatch", "torch", "python", "system")]
+    lines += [f"{'devices' if n == 0 else '':18}{device}" for n, device in enumerate(facts["devices"])]
+    lines.append(f"{'rules':18}{facts['rules']} overloads")
+    for extra, libraries in facts["extras"].items():
+        installed = [f"{name} {version}" for name, version in libraries.items() if version]
         missing = [name for name, version in libraries.items() if not version]
-        parts = [", ".join(there), f"missing: {', '.join(missing)}" if missing else ""]
+        parts = [", ".join(installed), f"missing: {', '.join(missing)}" if missing else ""]
         lines.append(f"{f'[{extra}]':18}{'; '.join(filter(None, parts))}")
     return "\n".join(lines)

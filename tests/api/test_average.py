@@ -34,20 +34,20 @@ def test_weights_fit_as_in_numpy(name: str, keepdim: bool) -> None:
     given = (interop.to_numpy_masked(X), dim, None if weights is None else weights.numpy())
     _, total = np.ma.average(*given, returned=True)
     theirs = np.ma.average(*given, keepdims=keepdim)
-    found, sums = md.average(X, weights, dim, keepdim, returned=True)
-    torch.testing.assert_close(found.to_tensor(0), torch.as_tensor(np.ma.getdata(theirs)))
+    result, sums = md.average(X, weights, dim, keepdim, returned=True)
+    torch.testing.assert_close(result.to_tensor(0), torch.as_tensor(np.ma.getdata(theirs)))
     torch.testing.assert_close(sums.to_tensor(0), torch.as_tensor(np.ma.getdata(total)).reshape(sums.shape))
-    assert found.get_mask().all()
-    md.testing.assert_close(md.average(X, weights, dim, keepdim), found)
-    md.testing.assert_close(md.average(X.to_sparse(), weights, dim, keepdim), found, check_layout=False)
+    assert result.get_mask().all()
+    md.testing.assert_close(md.average(X, weights, dim, keepdim), result)
+    md.testing.assert_close(md.average(X.to_sparse(), weights, dim, keepdim), result, check_layout=False)
     if weights is not None:
-        md.testing.assert_close(md.average(X, weights.tolist(), dim, keepdim), found)
+        md.testing.assert_close(md.average(X, weights.tolist(), dim, keepdim), result)
 
 
 def test_an_element_takes_part_where_its_weight_is_valid_too() -> None:
     weights = md.masked_tensor([1.0, 3.0, torch.nan], [True, True, False])
-    found = md.average(X, weights, 1)
-    assert found.tolist() == [1, 14]
+    result = md.average(X, weights, 1)
+    assert result.tolist() == [1, 14]
     assert md.average(DATA, weights, 1).tolist() == [1.75, 14]
     assert md.average(X, md.masked_tensor([1.0, 3.0], [False, True]), 0).get_mask().tolist() == [True, True, False]
     assert type(md.average(DATA, [1, 2, 3], 1)) is torch.Tensor

@@ -25,9 +25,9 @@ def test_the_word_used_here_is_said_and_exists(name: str, storage: str) -> None:
         getattr(x, name)
     assert not hasattr(x, name)
     for path in re.findall(r"masked_dispatch\.[\w.]+", WORDS[name]):
-        found = md
+        value = md
         for part in path.split(".")[1:]:
-            found = getattr(found, part)
+            value = getattr(value, part)
     for method in re.findall(r"\bx\.(\w+)\(", WORDS[name]):
         assert hasattr(x, method)
 
@@ -40,7 +40,7 @@ OF_TORCH = sorted(
         for name in dir(module)
         if not name.startswith("_") and inspect.isroutine(getattr(module, name)) and not hasattr(md, name)
     },
-    key=lambda found: (found[0].__name__, found[1]),
+    key=lambda case: (case[0].__name__, case[1]),
 )
 
 
@@ -50,14 +50,14 @@ def test_the_functions_of_torch_are_named() -> None:
     for _, name in OF_TORCH:
         with pytest.raises(AttributeError) as caught:
             getattr(md, name)
-        said = str(caught.value).removeprefix(f"module 'masked_dispatch' has no attribute {name!r}; ")
-        if name in WORDS or "masked_dispatch." in said:
-            assert said.startswith("here it is written "), said
+        message = str(caught.value).removeprefix(f"module 'masked_dispatch' has no attribute {name!r}; ")
+        if name in WORDS or "masked_dispatch." in message:
+            assert message.startswith("here it is written "), message
             continue
         first = next(m for m in MODULES if callable(getattr(m, name, None)))
         path = f"{first.__name__}.{name}"
         takes_tensors = getattr(first, name) in torch.overrides.get_testing_overrides()
-        assert said == (f"{path} takes masked tensors" if takes_tensors else f"here it is written {path}")
+        assert message == (f"{path} takes masked tensors" if takes_tensors else f"here it is written {path}")
 
 
 @pytest.mark.parametrize("name", ["where", "softmax", "stack", "relu"])

@@ -23,17 +23,17 @@ def document(capsys: pytest.CaptureFixture[str], command: str, exit_code: int = 
     assert main([command, "--json"]) == exit_code
     out, err = capsys.readouterr()
     assert err == ""
-    found = json.loads(out)
-    assert found["command"] == command
-    return found
+    values = json.loads(out)
+    assert values["command"] == command
+    return values
 
 
 def test_info_says_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "info")
-    assert found["torch"] == torch.__version__
-    assert found["rules"] == len(registry)
-    assert found["devices"][0].startswith(f"cpu ({torch.backends.cpu.get_cpu_capability()}, ")
-    assert found["extras"]["test"]["pytest"] == pytest.__version__
+    facts = document(capsys, "info")
+    assert facts["torch"] == torch.__version__
+    assert facts["rules"] == len(registry)
+    assert facts["devices"][0].startswith(f"cpu ({torch.backends.cpu.get_cpu_capability()}, ")
+    assert facts["extras"]["test"]["pytest"] == pytest.__version__
     assert main(["info"]) == 0
     text = capsys.readouterr().out
     assert f"torch             {torch.__version__}\n" in text
@@ -50,9 +50,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_sources_that_are_not_installed_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "DISTRIBUTION", "no-such-distribution")
-    found = doctor.info()
-    assert found["masked_dispatch"] == "not installed (imported from its sources)"
-    assert found["extras"] == {}
+    facts = doctor.info()
+    assert facts["masked_dispatch"] == "not installed (imported from its sources)"
+    assert facts["extras"] == {}
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +75,9 @@ def test_the_demonstration_prints_each_part(
         assert f". {part.title}\n{part.text}\n" in out
     assert out.endswith("all 4 parts came out as claimed\n")
     assert "NOT AS CLAIMED" not in out
-    found = document(capsys, "demo")
-    assert found["holds"] is True
-    assert [part["figures"] for part in found["parts"]] == [part.figures for part in parts]
+    values = document(capsys, "demo")
+    assert values["holds"] is True
+    assert [part["figures"] for part in values["parts"]] == [part.figures for part in parts]
 
 
 def test_what_does_not_come_out_as_claimed_is_exit_code_1(
@@ -154,9 +154,9 @@ def test_doctor_says_that_all_holds_or_what_to_report(
     assert report.startswith("was tested with 2.1")
     assert report.endswith("\n  x[i] = v: strided, eager: x[list] = a float: found 1\n")
     assert f"  python {platform.python_version()}, " in report
-    found = document(capsys, "doctor", exit_code=1)
-    assert (found["holds"], found["torch"]) == (False, torch.__version__)
-    assert [part["broken"] for part in found["parts"]] == [[], list(parts[1].broken)]
+    values = document(capsys, "doctor", exit_code=1)
+    assert (values["holds"], values["torch"]) == (False, torch.__version__)
+    assert [part["broken"] for part in values["parts"]] == [[], list(parts[1].broken)]
 
 
 def test_doctor_names_an_assumption_that_is_broken_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import masked_dispatch as md
+from audited_calls import advice_of, findings_in
 
 GENERATOR = torch.Generator().manual_seed(0)
 # Features around 5, and a target.
@@ -22,12 +23,6 @@ PADDED = md.from_lengths(torch.randn(3, 5, 4, generator=GENERATOR), torch.tensor
 ROWS_MISSING = A.to_tensor(0) + md.masked_tensor(torch.zeros(40, 1), ROWS[:, None])
 
 
-def found_in(f: Callable[[], Any]) -> list[tuple[str, int | None]]:
-    with md.audit() as report:
-        f()
-    return [(finding.kind, finding.count) for finding in report.findings]
-
-
 @pytest.mark.parametrize(
     "f",
     [
@@ -39,20 +34,16 @@ def found_in(f: Callable[[], Any]) -> list[tuple[str, int | None]]:
     ],
 )
 def test_a_product_with_its_own_transpose(f: Callable[[], Any]) -> None:
-    assert found_in(f) == [("own transpose", int((~MASK).sum()))]
+    assert findings_in(f) == [("own transpose", int((~MASK).sum()))]
 
 
 def test_what_it_says() -> None:
-    with md.audit() as report:
-        A.mT @ A
-    assert str(report).split("\n")[2:] == [
+    assert advice_of(lambda: A.mT @ A) == [
         "    a tensor with holes was multiplied by its own transpose: its sums leave out different rows, and do not "
         f"fit one another: {int((~MASK).sum())} elements",
         "    -> centre first, x - x.mean(0); or take the rows without holes, x[x.get_mask().all(1)]; or torch.cov(x.T)",
     ]
-    with md.audit() as report:
-        torch.linalg.lstsq(A, TARGET)
-    assert str(report).split("\n")[2:] == [
+    assert advice_of(lambda: torch.linalg.lstsq(A, TARGET)) == [
         "    a matrix with holes has no result: an invalid element makes all of it invalid: 3 rows",
         "    -> take the rows without holes, x[x.get_mask().all(1)]; or centre the columns and fill them, "
         "(x - x.mean(0)).to_tensor(0)",
@@ -77,10 +68,10 @@ def test_what_it_says() -> None:
     ],
 )
 def test_what_is_right_is_silent(f: Callable[[], Any]) -> None:
-    assert found_in(f) == []
+    assert findings_in(f) == []
 
 
 @pytest.mark.parametrize("f", [torch.linalg.pinv, torch.linalg.qr, lambda a: torch.linalg.inv(a[:3])])
 def test_a_matrix_that_a_hole_makes_invalid(f: Callable[[Any], Any]) -> None:
     one_hole = md.masked_tensor(torch.eye(40)[:, :3] + 1, torch.arange(120).view(40, 3) != 4)
-    assert [kind for kind, _ in found_in(lambda: f(one_hole))] == ["lost matrix"]
+    assert [kind for kind, _ in findings_in(lambda: f(one_hole))] == ["lost matrix"]

@@ -10,16 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import masked_dispatch as md
-
-LENGTHS = torch.tensor([4, 2, 3])
-THERE = torch.arange(5) < LENGTHS[:, None]
-LABELS = torch.tensor([0, 1, 1])
-
-
-def batch(*features: int) -> md.MaskedTensor:
-    """A batch (3, 5, *features) of samples of 4, 2 and 3 positions."""
-    data = torch.randn(3, 5, *features, generator=torch.Generator().manual_seed(0))
-    return md.from_lengths(data, LENGTHS)
+from audited_calls import IN_EXTENT, LABELS, batch
 
 
 class Recurrent(nn.Module):
@@ -175,9 +166,9 @@ def test_bert_is_silent(head: str) -> None:
     kind = transformers.BertForSequenceClassification if head == "sequence" else transformers.BertForMaskedLM
     model = kind(config)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    labels = LABELS if head == "sequence" else torch.randint(20, (3, 5)).masked_fill(~THERE, -100)
+    labels = LABELS if head == "sequence" else torch.randint(20, (3, 5)).masked_fill(~IN_EXTENT, -100)
     with md.audit() as report:
-        model(inputs_embeds=batch(8), attention_mask=THERE.long(), labels=labels).loss.backward()
+        model(inputs_embeds=batch(8), attention_mask=IN_EXTENT.long(), labels=labels).loss.backward()
         optimizer.step()
     assert report.findings == ()
     assert report._calls > 100
@@ -188,9 +179,9 @@ def test_a_number_that_only_looks_like_a_size(kind: str) -> None:
     """A recall: hits, divided by the number of what could be hit."""
     hits = md.masked_tensor(torch.ones(3, 4), torch.tensor([[True, True, False, False]] * 3))
     could_be = md.masked_tensor(torch.ones(3, 9), torch.arange(9) < 4)
-    with md.audit() as found:
+    with md.audit() as report:
         _ = hits.sum(1) / (could_be.count(1) if kind.startswith("another") else torch.tensor([4, 4, 3]))
-    assert found.findings == ()
-    with md.audit() as found:
+    assert report.findings == ()
+    with md.audit() as report:
         _ = hits.sum(1) / torch.tensor([4, 4, 4])
-    assert [finding.kind for finding in found.findings] == ["divided by size"]
+    assert [finding.kind for finding in report.findings] == ["divided by size"]

@@ -14,19 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import masked_dispatch as md
+from audited_calls import LENGTHS, advice_of, findings_in
 from masked_dispatch.seeing.sizes import Followed
 
 # Samples of 4, 2 and 3 positions.
-LENGTHS = torch.tensor([4, 2, 3])
 X = md.from_lengths(torch.arange(1.0, 16).view(3, 5), LENGTHS)
 Y = md.from_lengths(torch.arange(1.0, 121).view(3, 5, 8), LENGTHS)
 CAUSAL = torch.ones(8, 8, 3)
-
-
-def found_in(f: Callable[[], Any]) -> list[tuple[str, int | None]]:
-    with md.audit() as report:
-        f()
-    return [(finding.kind, finding.count) for finding in report.findings]
 
 
 def causal(x: Tensor) -> Tensor:
@@ -90,7 +84,7 @@ DIVIDED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", DIVIDED)
 def test_what_is_divided_by_a_size(name: str) -> None:
-    assert found_in(DIVIDED[name]) == [("divided by size", 48)]
+    assert findings_in(DIVIDED[name]) == [("divided by size", 48)]
 
 
 def test_the_line_that_divides_is_named() -> None:
@@ -117,7 +111,7 @@ def test_division_that_counts_no_padding() -> None:
         lambda: Y.sum(1) / (causal(Y).shape[2] - Y.shape[1]),
         lambda: Y.sum(1) * Y.shape[1],
     ):
-        assert found_in(right) == []
+        assert findings_in(right) == []
 
 
 # --------------------------------------------------------------------------------------------------------------- cuts
@@ -135,7 +129,7 @@ CUT: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", CUT)
 def test_positions_that_stay_at_a_cut_and_reach_a_result(name: str) -> None:
-    ((kind, count),) = found_in(CUT[name])
+    ((kind, count),) = findings_in(CUT[name])
     assert (kind, count) == ("cut at size", 8 * (1 + 2 + 2))
 
 
@@ -154,9 +148,7 @@ def test_the_line_that_cuts_is_named() -> None:
 
 
 def test_positions_that_shorter_samples_lack_at_a_cut() -> None:
-    with md.audit() as report:
-        Y[:, Y.shape[1] // 2 :].mean(1)
-    assert str(report).split("\n")[2:] == [
+    assert advice_of(lambda: Y[:, Y.shape[1] // 2 :].mean(1)) == [
         "    a size that counts padding leaves shorter samples fewer positions than they would have alone: 16 elements",
         "    -> cut and pad by numbers that are the same for each sample, x[..., k:] and F.pad(x, (0, k))",
     ]
@@ -166,7 +158,7 @@ def test_positions_that_shorter_samples_lack_at_a_cut() -> None:
         up = F.interpolate(F.max_pool1d(even, 2), scale_factor=2)
         return torch.cat([even, F.pad(up, (0, even.shape[2] - up.shape[2]))], 1)
 
-    assert found_in(up_and_down) == [("cut short at size", 8)]
+    assert findings_in(up_and_down) == [("cut short at size", 8)]
 
 
 @pytest.mark.filterwarnings("ignore:x.* is an end of the batch:masked_dispatch.BatchEndWarning")
@@ -193,7 +185,7 @@ def test_numbers_that_place_something_elsewhere() -> None:
         (lambda: Y.select(1, Y.shape[1] - 1), 24),
         (write_to_the_first, 120),
     ):
-        assert ("placed by size", count) in found_in(call)
+        assert ("placed by size", count) in findings_in(call)
 
 
 def test_numbers_that_place_nothing_elsewhere() -> None:
@@ -205,7 +197,7 @@ def test_numbers_that_place_nothing_elsewhere() -> None:
         lambda: torch.linspace(-1, 1, Y.shape[2]),
         lambda: torch.ones(9, 9)[Y.shape[1]],
     ):
-        assert found_in(right) == []
+        assert findings_in(right) == []
 
 
 def test_cuts_that_keep_what_the_samples_have() -> None:
@@ -221,7 +213,7 @@ def test_cuts_that_keep_what_the_samples_have() -> None:
         lambda: torch.stack([Y[:, t] for t in range(Y.shape[1])], 1).mean(1),
         lambda: torch.cat([Y, Y], 1)[:, : Y.shape[1]].mean(1),
     ):
-        assert found_in(right) == []
+        assert findings_in(right) == []
 
 
 # ------------------------------------------------------------------------------------------- tensors of a batch's size
@@ -242,7 +234,7 @@ SHAPED: dict[str, tuple[Callable[[], Any], int]] = {
 @pytest.mark.parametrize("name", SHAPED)
 def test_a_tensor_of_a_batchs_size_is_reduced(name: str) -> None:
     f, count = SHAPED[name]
-    assert found_in(f) == [("shaped by size", count)]
+    assert findings_in(f) == [("shaped by size", count)]
 
 
 def test_the_line_that_makes_it_is_named() -> None:
@@ -273,7 +265,7 @@ def test_tensors_of_a_batchs_size_that_are_right() -> None:
         lambda: torch.ones(3, Y.shape[1]).all(),
         lambda: torch.ones(3, Y.shape[1]).cumsum(1) * X,
     ):
-        assert found_in(right) == []
+        assert findings_in(right) == []
 
 
 def test_what_it_makes_again_leaves_no_trace() -> None:
@@ -322,15 +314,13 @@ ON_THE_GRID: dict[str, tuple[Callable[[], Any], int]] = {
 @pytest.mark.parametrize("name", ON_THE_GRID)
 def test_a_plain_table_beside_samples_that_begin_elsewhere(name: str) -> None:
     f, count = ON_THE_GRID[name]
-    found = found_in(f)
-    assert {kind for kind, _ in found} == {"table on the grid"}
-    assert found[0][1] == count
+    findings = findings_in(f)
+    assert {kind for kind, _ in findings} == {"table on the grid"}
+    assert findings[0][1] == count
 
 
 def test_the_report_on_a_table() -> None:
-    with md.audit() as report:
-        FRONT + torch.arange(4.0)
-    assert str(report).split("\n")[2:] == [
+    assert advice_of(lambda: FRONT + torch.arange(4.0)) == [
         "    a plain operand has one value for an index of the batch, and samples begin at other indices: 2 elements",
         "    -> look it up at masked_dispatch.positions(x, dim), which counts in each sample; or move the samples to "
         "the front first, masked_dispatch.align(x, dim)",
@@ -349,14 +339,12 @@ def test_tables_that_are_right() -> None:
         lambda: torch.stack([BEHIND[:, t] for t in range(4)], 1) + TABLE[:4],
         lambda: F.linear(TOKENS, torch.ones(2, 3)),
     ):
-        assert found_in(right) == []
+        assert findings_in(right) == []
 
 
 def test_a_sum_that_is_divided_by_its_size() -> None:
     x = Y[..., :2]
-    with md.audit() as report:
-        x.sum(1) / x.shape[1]
-    assert str(report).split("\n")[2:] == [
+    assert advice_of(lambda: x.sum(1) / x.shape[1]) == [
         "    a sum was divided by the size of its dimension, and has left something out: 12 elements",
         "    -> use mean, or divide by x.count(dim)",
     ]
@@ -367,10 +355,10 @@ def test_a_sum_that_is_divided_by_its_size() -> None:
         lambda: x.sum() / x.numel(),
         lambda: md.sum(x, 1).div_(5),
     ):
-        assert found_in(divided) == [("divided by size", 12)]
+        assert findings_in(divided) == [("divided by size", 12)]
     losses = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
-    assert found_in(lambda: losses.sum() / losses.shape[0]) == [("divided by size", 1)]
-    assert found_in(lambda: losses[:, None].expand(3, 2).sum() / len(losses)) == [("divided by size", 1)]
+    assert findings_in(lambda: losses.sum() / losses.shape[0]) == [("divided by size", 1)]
+    assert findings_in(lambda: losses[:, None].expand(3, 2).sum() / len(losses)) == [("divided by size", 1)]
     for right in (
         lambda: x.sum(1) / x.count(1),
         lambda: x.sum(1) / LENGTHS[:, None],
@@ -380,7 +368,7 @@ def test_a_sum_that_is_divided_by_its_size() -> None:
         lambda: x[:0].sum() / x.shape[1],
         lambda: x[..., :0].mean(0) * x[..., :0],
     ):
-        assert found_in(right) == []
+        assert findings_in(right) == []
 
 
 @pytest.mark.parametrize("buffer", ["plain", "masked"])
@@ -394,5 +382,5 @@ def test_sums_of_groups_that_are_divided_by_counted_ones(buffer: str, function: 
         total = getattr(into, function)(0, index, x)
         return total / getattr(torch.zeros(2), function)(0, index, counted).clamp(min=1)
 
-    assert found_in(lambda: mean(torch.ones(4))) == [("divided by size", 1)]
-    assert found_in(lambda: mean(x.get_mask().float())) == []
+    assert findings_in(lambda: mean(torch.ones(4))) == [("divided by size", 1)]
+    assert findings_in(lambda: mean(x.get_mask().float())) == []

@@ -163,9 +163,9 @@ def test_what_became_invalid_or_valid(name: str) -> None:
     call, lost, grown = CHANGES[name]
     with md.trace() as t:
         call(some())
-    found = [c.change for c in t.calls]
-    assert [c.lost_elements or c.lost for c in found if c.lost] == ([lost] if lost else [])
-    assert [c.grown_elements or c.grown for c in found if c.grown] == ([grown] if grown else [])
+    changes = [c.change for c in t.calls]
+    assert [c.lost_elements or c.lost for c in changes if c.lost] == ([lost] if lost else [])
+    assert [c.grown_elements or c.grown for c in changes if c.grown] == ([grown] if grown else [])
     assert (len(t.lost()), len(t.grown())) == (bool(lost), bool(grown))
 
 
@@ -374,11 +374,11 @@ def test_traces_nest() -> None:
 
 
 def test_a_thread_sees_its_own_calls() -> None:
-    found: dict[str, md.Trace] = {}
+    traces: dict[str, md.Trace] = {}
     ready = threading.Barrier(2)
 
     def work(name: str) -> None:
-        with md.trace() as found[name]:
+        with md.trace() as traces[name]:
             ready.wait()
             for _ in range(20):
                 getattr(some(), name)()
@@ -390,7 +390,7 @@ def test_a_thread_sees_its_own_calls() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert {name: set(names(t.calls)) for name, t in found.items()} == {
+    assert {name: set(names(t.calls)) for name, t in traces.items()} == {
         "exp": {"aten.exp.default"},
         "sin": {"aten.sin.default"},
     }

@@ -129,8 +129,8 @@ def test_bert() -> None:
     model = transformers.BertModel(config).eval()
     words = md.from_lengths(torch.arange(15).reshape(3, 5), torch.tensor([5, 2, 3]))
     with md.trace() as t:
-        found = model(words)
+        output = model(words)
     assert t.calls[0].name == "BertModel"
     assert {"encoder.layer.1 (BertLayer)", "encoder.layer.0.attention (BertAttention)"} <= set(names(t.calls))
     assert t.lost() == ()
-    assert "aten.embedding.default" in names(t.of(found.last_hidden_state).calls)
+    assert "aten.embedding.default" in names(t.of(output.last_hidden_state).calls)

@@ -57,8 +57,8 @@ def test_the_page_is_well_formed_and_complete(written: Path) -> None:
     assert page.open == []
     assert page.deepest == 3
     text = "".join(page.text)
-    for found in ("Model", "first.0 (Linear)", "aten.mean.default", "lost", "grown", "backward", "stored densely"):
-        assert found in text
+    for words in ("Model", "first.0 (Linear)", "aten.mean.default", "lost", "grown", "backward", "stored densely"):
+        assert words in text
     assert page.classes("raised") == 4  # two rows, each with its mark
     assert "MaskedSemanticsError: torch.linalg.ldl_factor (linalg_ldl_factor_ex) has no meaning" in text
     assert page.classes("lost") >= 2

@@ -25,8 +25,8 @@ def test_a_compiled_function_runs_uncompiled_and_is_compiled_again_afterwards() 
     compiled = torch.compile(doubled_sum, backend=backend, fullgraph=True)
     expected = compiled(some())
     with md.trace() as t:
-        found = compiled(some())
-    assert torch.equal(found, expected)
+        result = compiled(some())
+    assert torch.equal(result, expected)
     assert torch.equal(compiled(some()), expected)
     assert len(graphs) == 1
     assert names(t.calls) == ["aten.mul.Tensor", "aten.sum.dim_IntList"]
