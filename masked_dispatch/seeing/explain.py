@@ -54,7 +54,8 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     dicts too) are cloned, a module is deep-copied and random generators are reset afterwards, so that these do not
     change for the caller; other side effects of `function` happen. With sparsely stored arguments each operator runs
     twice, to find out which lowering takes the call. An error of the call becomes part of the explanation and is not
-    raised. A compiled function is explained as it runs uncompiled, and the explanation says so.
+    raised. Compiled functions, also inside of `function`, are explained as they run uncompiled, and the explanation
+    says so.
 
     Raises TypeError if `function` can't be called.
     """
@@ -67,9 +68,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     if not args and not kwargs and (meaning := _meaning(function)):
         return Explanation(meaning.partition(" ")[0], (), meaning=meaning)
     recorder, error = StepRecorder(), ""
-    original = uncompiled(function)
-    note = "" if original is function else UNCOMPILED
-    function = original
+    is_compiled, function = uncompiled(function) is not function, uncompiled(function)
     copies: dict[int, Tensor] = {}
     called = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
     with torch.no_grad():
@@ -80,6 +79,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
             except Exception as raised:
                 error = f"{type(raised).__name__}: {raised}"
     name = resolve_name(function) or getattr(function, "__name__", None) or type(function).__name__
+    note = UNCOMPILED if is_compiled or recorder.under_compile else ""
     return Explanation(name, tuple(recorder.steps.values()), error, note)
 
 

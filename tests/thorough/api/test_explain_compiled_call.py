@@ -15,14 +15,19 @@ from explained_operands import stored
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize(
-    "compiled", [torch.compile(torch.cumsum), torch.compile(torch.nn.Softmax(1))], ids=["function", "module"]
-)
-def test_a_compiled_function_is_explained_uncompiled_and_says_so(compiled: Any) -> None:
-    arguments = (stored("sparse_csr"), 1) if not isinstance(compiled, torch.nn.Module) else (stored("sparse_csr"),)
-    said = md.explain(compiled, *arguments)
-    assert said.steps[0].op in (aten.cumsum.default, aten.softmax.int, aten._softmax.default)
-    assert "(explained as it runs uncompiled; what a compiled graph stores densely is in the log of" in str(said)
+scan, softmax = torch.compile(torch.cumsum), torch.compile(torch.nn.Softmax(1))
+COMPILED: dict[str, Any] = {
+    "function": lambda x: md.explain(scan, x, 1),
+    "module": lambda x: md.explain(softmax, x),
+    "inside a function": lambda x: md.explain(lambda t: scan(t, 1), x),
+}
+
+
+@pytest.mark.parametrize("explained", COMPILED.values(), ids=COMPILED)
+def test_a_compiled_function_is_explained_uncompiled_and_says_so(explained: Any) -> None:
+    explanation = explained(stored("sparse_csr"))
+    assert explanation.steps[0].op in (aten.cumsum.default, aten.softmax.int, aten._softmax.default)
+    assert "(explained as it runs uncompiled; what a compiled graph stores densely is in the log of" in str(explanation)
 
 
 def test_a_graph_with_symbolic_sizes_logs_without_a_guard(caplog: pytest.LogCaptureFixture) -> None:
