@@ -254,8 +254,8 @@ def _mutants(options: argparse.Namespace) -> int:
         raise UnknownName(f"no entry of torch's database is called {name!r} (--op){nearest(name, database())}")
     jobs, uncalled = (mutants.jobs_of(options.op), []) if options.op else mutants.all_jobs()
     fates = mutants.run(jobs, options.way, options.workers)
-    text = functools.partial(mutants.summary, fates, uncalled)
-    _print(options, text, lambda: conformance.mutants_as_values(fates, uncalled))
+    summary = functools.partial(mutants.summary, fates, uncalled)
+    _print(options, summary, lambda: conformance.mutants_as_values(fates, uncalled))
     return 1 if mutants.alarms(fates) else 0
 
 

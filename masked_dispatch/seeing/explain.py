@@ -193,7 +193,7 @@ class StepRecorder(Recorder):
         super().failed(event, error)
         self._complete(event, error=event.call.error)
 
-    def _complete(self, event: Event, **ending: str) -> None:
+    def _complete(self, event: Event, **ending: Any) -> None:
         number = event.call.number
         self.steps[number] = dataclasses.replace(self.steps[number], densified=event.call.densified, **ending)
 

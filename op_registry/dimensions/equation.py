@@ -135,8 +135,8 @@ def _labels_of_equations(stated: Equation, names: tuple[str, ...], given: tuple[
                 for name, term, rank in each
                 for n, one in enumerate(rank if isinstance(rank, tuple) else ())
             ]
-            given: list[Any] = [e for e in each if e[0] in terms] + listed
-            found = _labels_of(given, right.split(","), roles, stated.counts)
+            single: list[Any] = [e for e in each if e[0] in terms]
+            found = _labels_of(single + listed, right.split(","), roles, stated.counts)
             if found is not None:
                 fitting.append(found)
     return fitting

@@ -165,7 +165,7 @@ class Moved(Dimensions):
             return found
         dims = _each(named[self.dim], 1)
         labels = next(iter(found.operands.values()))
-        shifts = _each(self.by and named[self.by], len(dims))
+        shifts = _each(named[self.by] if self.by else None, len(dims))
         return replace(found, moves=tuple((labels[d], n) for d, n in zip(dims, shifts, strict=True)))
 
     def some(self, named: Mapping[str, Any], which: Sequence[int]) -> dict[str, Any]:

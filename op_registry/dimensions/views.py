@@ -188,8 +188,8 @@ class Cut(View):
         elif self.start is None and self.stop is None:
             yield from (Part(label, n, kept=False) for n in range(size))
         else:
-            start, stop, step = (None if a is None else named[a] for a in (self.start, self.stop, self.step))
-            start = start or 0
+            stated: list[Any] = [None if a is None else named[a] for a in (self.start, self.stop, self.step)]
+            start, stop, step = stated[0] or 0, *stated[1:]
             if self.length is not None:
                 stop = start + named[self.length]
                 stop = None if known_to_hold(start < 0) and known_to_hold(stop >= 0) else stop
