@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ import torch.signal
 from torch import Tensor
 
 from op_registry.conformance.compare import BITS, Tolerance, bit_difference, first_difference
-from op_registry.conformance.sample import Sample, start_random_numbers, tree_leaves
+from op_registry.conformance.masks import refilled
+from op_registry.conformance.sample import Sample, copied, start_random_numbers, tree_leaves
 from op_registry.conformance.subject import Subject
 from op_registry.errors import MaskedSemanticsError
 
@@ -119,7 +119,7 @@ def all_names() -> list[str]:
 # shrinks. We don't test P2 if results are random or torch refuses both calls; the outcome says so.
 
 LEFT_OUT = 1  # the sample of the batch that is invalid
-GARBAGE = (math.nan, 1e30)
+GARBAGE = ("nan", "max")
 TOLERANCE = 1e-4
 SEEDS = 6  # a result that is the same with all of these seeds counts as not random
 
@@ -188,12 +188,12 @@ def put_to_the_laws(
     least_ndim  how many dimensions the first tensor must have for us to test P2
     own_values  whether results may be valid or plain where the sample is invalid
     """
-    plain = run(subject, call_with(sample, _copy))
+    plain = run(subject, call_with(sample, copied))
     if plain.error is not None or not sample.tensors:
         return
     outcome.ran = True
     everything = {id(t): torch.ones_like(t, dtype=torch.bool) for t in sample.tensors}
-    stored_mask = run(subject, call_with(sample, _hiding(subject, everything, 0.0)))
+    stored_mask = run(subject, call_with(sample, _hiding(subject, everything, GARBAGE[0])))
     _compare("P1", stored_mask, plain, outcome)
     _at_random(subject, sample, outcome)
     start = [t for t in sample.tensors if t.ndim and t.shape[0] > LEFT_OUT]
@@ -210,7 +210,7 @@ def _leave_out(
 ) -> bool:
     """P2 and P3 with one sample of the batch invalid; False if plain torch refuses the batch without it."""
     rows = torch.tensor([n for n in range(size) if n != LEFT_OUT])
-    without = run(subject, call_with(sample, lambda t: t[rows].clone() if _among(t, batched) else _copy(t)))
+    without = run(subject, call_with(sample, lambda t: t[rows].clone() if _among(t, batched) else copied(t)))
     if without.error is not None:
         return False
     masks = {id(t): _all_but_one(t) for t in batched}
@@ -322,16 +322,12 @@ def _same_shapes(found: Result, wanted: Result, size: int) -> bool:
 
 def _is_random(subject: Subject, sample: Sample) -> bool:
     """Whether plain torch's results depend on the random numbers."""
-    first, *others = (run(subject, call_with(sample, _copy), seed) for seed in range(SEEDS))
+    first, *others = (run(subject, call_with(sample, copied), seed) for seed in range(SEEDS))
     return any(
         a.shape != b.shape or bit_difference(a, b) is not None
         for other in others
         for (a, _), (b, _) in zip(first.leaves, other.leaves, strict=True)
     )
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
 
 
 def _among(tensor: Tensor, tensors: Iterable[Tensor]) -> bool:
@@ -344,22 +340,11 @@ def _all_but_one(tensor: Tensor) -> Tensor:
     return mask
 
 
-def _hiding(subject: Subject, masks: dict[int, Tensor], garbage: float) -> Callable[[Tensor], Any]:
+def _hiding(subject: Subject, masks: dict[int, Tensor], garbage: str) -> Callable[[Tensor], Any]:
     """A function that puts garbage into a tensor's invalid elements; a tensor without a mask stays plain."""
 
     def hide(tensor: Tensor) -> Any:
         mask = masks.get(id(tensor))
-        if mask is None:
-            return _copy(tensor)
-        return subject.wrap(torch.where(mask, tensor, _garbage_of(tensor.dtype, garbage)), mask)
+        return copied(tensor) if mask is None else subject.wrap(refilled(tensor, mask, garbage), mask)
 
     return hide
-
-
-def _garbage_of(dtype: torch.dtype, garbage: float) -> Tensor:
-    if dtype is torch.bool:
-        return torch.tensor(math.isnan(garbage))
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.tensor(garbage, dtype=dtype)
-    info = torch.iinfo(dtype)
-    return torch.tensor(info.max if math.isnan(garbage) else info.min, dtype=dtype)

@@ -144,6 +144,11 @@ class Operator:
         return f"<operator {self.name}>"
 
 
+def copied(leaf: object) -> Any:
+    """A copy of a tensor, without its graph; other values as they are."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
 def chosen(samples: list[Sample], most: int | None) -> list[Sample]:
     """At most `most` samples, of as many kinds of call (`shape_of_call`) as possible."""
     if most is None or len(samples) <= most:

@@ -35,7 +35,7 @@ from op_registry.conformance.own_operators import (
     samples_of_rule,
 )
 from op_registry.conformance.plain_torch import Recorder, calls_of
-from op_registry.conformance.sample import Operator, start_all_random_numbers, tree_map
+from op_registry.conformance.sample import Operator, copied, start_all_random_numbers, tree_map
 from op_registry.conformance.sample import Sample as Sample
 from op_registry.conformance.sample import chosen as chosen
 from op_registry.registration import no_operator
@@ -230,7 +230,7 @@ class DirectOperator(Operator):
         for sample in self.entry.samples(dtype)[:MOST_RECORDED]:
             for op, args, kwargs in Recorder().recorded(sample.fn, *sample.args, **sample.kwargs):
                 if op is self.op:
-                    own_args, own_kwargs = tree_map(_copied, (args, kwargs))
+                    own_args, own_kwargs = tree_map(copied, (args, kwargs))
                     direct.append(
                         Sample(
                             op,
@@ -434,7 +434,7 @@ def entry_samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
 
 def _direct_call(sample: Sample, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
     """A recorded call as a sample, on copies: the recorded tensors may be views, or have been modified since."""
-    copied_args, copied_kwargs = tree_map(_copied, (args, kwargs))
+    copied_args, copied_kwargs = tree_map(copied, (args, kwargs))
     return Sample(
         op,
         copied_args,
@@ -460,10 +460,6 @@ def _small(tensors: Sequence[Tensor]) -> tuple[bool, bool, bool]:
         any(1 in t.shape for t in tensors),
         any(t.numel() < 4 for t in tensors),
     )
-
-
-def _copied(leaf: object) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _variables(sample: Sample, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:

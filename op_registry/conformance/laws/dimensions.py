@@ -29,7 +29,7 @@ from op_registry.bound import Bound
 from op_registry.conformance.compare import beyond_rounding
 from op_registry.conformance.law import Case, Law, Status
 from op_registry.conformance.plain_torch import RecordedCall, Recorder, in_reverse
-from op_registry.conformance.sample import Operator, Sample, chosen, start_random_numbers, tree_leaves, tree_map
+from op_registry.conformance.sample import Operator, Sample, chosen, copied, start_random_numbers, tree_leaves, tree_map
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.trial import Broken, NotAsked
 from op_registry.conformance.variations import storable
@@ -425,10 +425,6 @@ class _Asked:
 
 def _are_ints(values: Sequence[object]) -> bool:
     return all(type(v) is int for v in values)
-
-
-def copied(leaf: object) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _other_values(operand: Tensor) -> list[Tensor]:
