@@ -110,17 +110,17 @@ def store(target: SparseMaskedTensor, written: AnyRecord) -> None:
 def overwrite(target: SparseMaskedTensor, written: Sparse) -> None:
     """Write values and validity to a tensor in shared memory, which keeps its pattern."""
     kept, pattern = target._kept, target._pattern
-    found = written.values
+    values = written.values
     if not written.pattern.same_as(pattern):
-        found = written.at(pattern.coordinates()).map(pattern.fold)
-        if _number_valid(found) < _number_valid(written.values):
+        values = written.at(pattern.coordinates()).map(pattern.fold)
+        if _number_valid(values) < _number_valid(written.values):
             raise MaskedSemanticsError(
                 f"an in-place operation would store other elements in a masked tensor of shape {tuple(target.shape)} "
                 f"that is stored as {target.storage_layout} and lies in shared memory: its indices cannot change "
                 "there. Write only to elements that are stored (values may become invalid), write to x.clone(), or "
                 "share x.to_dense()."
             )
-    kept.write_in_place(found)
+    kept.write_in_place(values)
 
 
 def _number_valid(values: Dense) -> int:

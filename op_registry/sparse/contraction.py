@@ -224,18 +224,18 @@ def among(own: Own, labels: Sequence[Dimension]) -> tuple[int, ...]:
 class Places(NamedTuple):
     """The dimensions of two factors that make up matrices.
 
-    rows     those of the first factor that the result has
-    shared   those of the first factor that the other has as well
-    along    those of the first factor that the result has not
-    theirs   those of the other factor that the first has as well, in that one's order
-    columns  those of the other factor alone that the result has
-    order    where each dimension of the result comes from among `rows` and `columns`
+    rows             those of the first factor that the result has
+    shared           those of the first factor that the other has as well
+    summed           those of the first factor that the result has not
+    shared_of_other  those of the other factor that the first has as well, in that one's order
+    columns          those of the other factor alone that the result has
+    order            where each dimension of the result comes from among `rows` and `columns`
     """
 
     rows: tuple[int, ...]
     shared: tuple[int, ...]
-    along: tuple[int, ...]
-    theirs: tuple[int, ...]
+    summed: tuple[int, ...]
+    shared_of_other: tuple[int, ...]
     columns: tuple[int, ...]
     order: tuple[int, ...]
 
@@ -246,9 +246,9 @@ def places(own: Own, theirs: Own, result: Own) -> Places:
     rows = among(own, [label for label in own if label in result])
     shared = [label for label in own if label in theirs]
     columns = among(theirs, [label for label in theirs if label in result and label not in own])
-    along = tuple(d for d in range(len(own)) if d not in rows)
-    found = (*(own[d] for d in rows), *(theirs[d] for d in columns))
-    return Places(rows, among(own, shared), along, among(theirs, shared), columns, among(found, result))
+    summed = tuple(d for d in range(len(own)) if d not in rows)
+    labels = (*(own[d] for d in rows), *(theirs[d] for d in columns))
+    return Places(rows, among(own, shared), summed, among(theirs, shared), columns, among(labels, result))
 
 
 def row_column(x: Sparse, rows: tuple[int, ...], columns: tuple[int, ...]) -> RowColumn:
@@ -286,8 +286,8 @@ def matrix_of(x: Dense, rows: tuple[int, ...], columns: tuple[int, ...]) -> Dens
 def sparse_by_dense(x: Sparse, own: Own, y: Dense, theirs: Own, result: Own) -> Dense:
     """A product of a sparse and a dense factor, in the result's order of dimensions."""
     at = places(own, theirs, result)
-    dense = matrix_of(y.like(y.filled(0)), at.theirs, at.columns)
-    product = stored_by_rows(x, dense, row_column(x, at.rows, at.shared), at.along)
+    dense = matrix_of(y.like(y.filled(0)), at.shared_of_other, at.columns)
+    product = stored_by_rows(x, dense, row_column(x, at.rows, at.shared), at.summed)
     assert product.validity is not None
     if len(at.rows) != 1 or len(at.columns) != 1:
         sizes, wide = [x.pattern.sizes[d] for d in at.rows], [y.shape[d] for d in at.columns]
@@ -321,7 +321,7 @@ def sparse_by_sparse(a: Sparse, own: Own, b: Sparse, theirs: Own, result: Own) -
         raise NotLowered("the number of products is not known while tracing")
     at, left, right = places(own, theirs, result), a.flat, b.flat
     mine = row_column(a, at.rows, at.shared)
-    order, columns, ends = row_column(b, at.theirs, at.columns).by_row()
+    order, columns, ends = row_column(b, at.shared_of_other, at.columns).by_row()
     partner_counts = ends.diff()[mine.column]  # for every element of `a`
     source = torch.repeat_interleave(partner_counts)
     offset = ends[mine.column] - (partner_counts.cumsum(0) - partner_counts)
@@ -337,9 +337,9 @@ def sparse_by_sparse(a: Sparse, own: Own, b: Sparse, theirs: Own, result: Own) -
         assert some is not None
         return Dense(products.filled(0).sum(dtype=products.dtype), as_int8(some.any()))
     sizes = dict(zip((*own, *theirs), (*a.shape, *b.shape), strict=True)) | dict(zip(own, a.shape, strict=True))
-    found = [own[d] for d in at.rows], [theirs[d] for d in at.columns]
+    remaining = [own[d] for d in at.rows], [theirs[d] for d in at.columns]
     coordinates: dict[Dimension, Tensor] = {}
-    for labels, positions in zip(found, (row, column), strict=True):
+    for labels, positions in zip(remaining, (row, column), strict=True):
         coordinates |= zip(labels, unravel(positions, [sizes[label] for label in labels]), strict=True)
     layout = a.pattern.layout.with_room(len(result))
     shape = tuple(sizes[label] for label in result)

@@ -61,8 +61,8 @@ def to_dense(x: Sparse) -> Dense:
         valid = values.data.new_ones((position.shape[0], *(pattern.block or ())), dtype=torch.int8)
         return _scatter_listed(pattern, position, valid)
 
-    found = once_in_graph(pattern.pieces[0], "dense validity", validity, pattern)
-    return Dense(data, found.reshape(*pattern.sizes, *(1 for _ in x.dense_sizes)), x.extent)
+    whole = once_in_graph(pattern.pieces[0], "dense validity", validity, pattern)
+    return Dense(data, whole.reshape(*pattern.sizes, *(1 for _ in x.dense_sizes)), x.extent)
 
 
 def _check_that_memory_has_room(x: Sparse) -> None:

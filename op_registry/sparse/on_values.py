@@ -194,8 +194,8 @@ def rows_of_call(c: Bound, labels: Labels | None) -> Rows:
         others[other] = here, of_each if roles or isinstance(x, Permuted) else None
         ranks[other] = SimpleNamespace(ndim=1 + y.ndim - len(here))
     named = dims.from_the_end(c.named)
-    found = dims.labels(c.op, named | ranks)
-    if found is None or any(result[:1] != found.operands[name][:1] for result in found.results):
+    of_rows = dims.labels(c.op, named | ranks)
+    if of_rows is None or any(result[:1] != of_rows.operands[name][:1] for result in of_rows.results):
         raise NotLowered(f"it does not take the stored rows of its operand `{name}` in place of dimensions")
     return Rows(name, inner, worked, {n: v for n, v in named.items() if v is not c.named[n]}, others)
 

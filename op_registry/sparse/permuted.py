@@ -270,11 +270,11 @@ def sparse_dims_first(x: Permuted) -> Sparse:
     one pattern have one pattern again.
     """
     pattern, groups = x.base.pattern, x.groups
-    leading, found = 0, 0
-    while found < pattern.ndim and all(d < pattern.ndim for d in groups[leading]):
-        found += len(groups[leading])
+    leading, sparse = 0, 0
+    while sparse < pattern.ndim and all(d < pattern.ndim for d in groups[leading]):
+        sparse += len(groups[leading])
         leading += 1
-    if found < pattern.ndim:
+    if sparse < pattern.ndim:
         raise NotLowered("dense dimensions stand before sparse ones, or are merged with them")
     # The dense dimensions of the base are in the order in which they are shown.
     moved, rows = pattern.cached(("shown", groups[:leading]), lambda: _shown(pattern, groups[:leading]))

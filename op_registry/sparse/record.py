@@ -291,8 +291,8 @@ class Sparse:
         """The elements at `coordinates` in all sparse dimensions or more, (n, …): invalid where none is stored."""
         sparse = self.pattern.ndim
         slot, stored = self.pattern.find(coordinates[:sparse])
-        found = self.flat_with_sentinel().map(lambda t: t[(slot, *coordinates[sparse:])])
-        return found.masked_by(as_int8(stored).reshape(-1, *[1] * (found.ndim - 1)))
+        values = self.flat_with_sentinel().map(lambda t: t[(slot, *coordinates[sparse:])])
+        return values.masked_by(as_int8(stored).reshape(-1, *[1] * (values.ndim - 1)))
 
     def flat_with_sentinel(self) -> Dense:
         """`flat`, with an additional element if it may be empty.
