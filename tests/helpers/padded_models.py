@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import padded_image_models
 import padded_library_models
-import padded_sequence_models
 from padded_batches import SIDES, WIDTH, Model, Of, verdict
 
 
@@ -328,8 +326,6 @@ MODELS = [
 ]
 
 
-# Importing them asks for their models.
-LIBRARIES = (padded_sequence_models, padded_image_models)
 MODELS += padded_library_models.MODELS
 
 

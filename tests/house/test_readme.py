@@ -190,7 +190,7 @@ def test_the_diagram_has_every_room(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS_OF_OP_REGISTRY if c not in LONG_COMMANDS])
 def test_the_commands_of_op_registry_work(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The long ones: test_long_commands.py."""
+    """The long ones: test_examples_that_take_long.py."""
     assert run_command(command) == 0
     assert len(capsys.readouterr().out.splitlines()) >= 2
 

@@ -16,7 +16,10 @@ import masked_dispatch as md
 from door_samples import FLOATS, INTEGERS, batch_of, lengths, masked, plain, same, shapes
 from masked_dispatch import interop
 from masked_dispatch.interop import from_attention_mask, from_key_padding_mask, to_lengths
-from padded_data import DATA, ONES
+
+DATA = torch.arange(6.0).reshape(2, 3)
+ONES = torch.tensor([[1, 1, 0], [1, 0, 0]])
+
 
 X = md.masked_tensor(DATA, ONES)
 WIDE = md.masked_tensor(torch.ones(2, 3, 2), ONES[..., None])

@@ -1,9 +1,10 @@
-"""Where numpy.ma, pandas and pyarrow differ from masked tensors: a test for each row of docs/other_libraries.md."""
+"""numpy.ma, pandas, pyarrow: where they differ from masked tensors (docs/other_libraries.md), and where all agree."""
 
 from __future__ import annotations
 
 import math
 import re
+from itertools import count
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
+from hypothesis import given, settings
 
 import masked_dispatch as md
+from agreeing_libraries import COLUMNS, LIBRARIES, OF_ONE, OF_TWO, PAIRS, Same, compared
 from other_libraries import Column, answer, in_arrow, in_numpy, in_pandas, ours
 from repository import ROOT
 
@@ -217,4 +220,34 @@ def test_the_document_has_every_difference() -> None:
     text = (ROOT / "docs" / "other_libraries.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|\n]+) \|", text.partition("\n## Where they differ\n")[2], re.MULTILINE)
     tests = [test.__doc__ for name, test in globals().items() if name.startswith("test_")]
-    assert rows == tests[:-1]
+    assert rows == tests[: tests.index(test_the_document_has_every_difference.__doc__)]
+
+
+# ---------------------------------------------------------------------------------------------------- where all agree
+
+
+def by_turns(table: dict[str, Same]) -> list[tuple[str, str]]:
+    """Each function with one of the libraries that have it."""
+    having = [(name, [library for library in LIBRARIES if getattr(row, library)]) for name, row in table.items()]
+    return [(name, libraries[turn % len(libraries)]) for turn, (name, libraries) in zip(count(), having, strict=False)]
+
+
+@pytest.mark.parametrize("name, library", by_turns(OF_ONE))
+@settings(max_examples=12)
+@given(column=COLUMNS)
+def test_of_one_column(name: str, library: str, column: Column) -> None:
+    compared(name, OF_ONE[name], library, [column])
+
+
+@pytest.mark.parametrize("name, library", by_turns(OF_TWO))
+@settings(max_examples=12)
+@given(columns=PAIRS)
+def test_of_two_columns(name: str, library: str, columns: tuple[Column, Column]) -> None:
+    compared(name, OF_TWO[name], library, list(columns))
+
+
+def test_the_document_has_every_function() -> None:
+    text = (ROOT / "docs" / "other_libraries.md").read_text(encoding="utf-8")
+    names = {name.partition(",")[0].partition("(")[0].strip() for name in (*OF_ONE, *OF_TWO)}
+    missing = [name for name in sorted(names) if f"`{name}`" not in text]
+    assert not missing, missing

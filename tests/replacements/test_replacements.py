@@ -7,7 +7,9 @@ import inspect
 import re
 import types
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import pytest
@@ -19,10 +21,29 @@ from torch.utils.data import default_collate
 
 import masked_dispatch as md
 from masked_dispatch import replacements
-from masked_dispatch.replacements import patches, replace
-from page_of_replacements import as_markdown
+from masked_dispatch.replacements import OLDEST, TABLE, patches, replace
 from replaced_in_torch import found
 from repository import ROOT
+
+
+def as_markdown() -> str:
+    """The lists of docs/replaced_in_torch.md: one for each occasion, an item for each reason."""
+    parts = []
+    for when, rows in groupby(TABLE, lambda row: row.when):
+        title = re.sub(r"torch[.\w]+", r"`\g<0>`", when.capitalize())
+        parts.append(f"## {title}\n")
+        for row in rows:
+            owners = [
+                f"`{owner}`: {', '.join(f'`{name}`' for name in names.split())}" for owner, names in row.places.items()
+            ]
+            by = f"assumption {row.checked}" if isinstance(row.checked, int) else f"`{row.checked}`"
+            later = "" if row.since == OLDEST else f" Torch has had this function since {row.since}."
+            needless = "" if row.until is None else f" Torch {row.until} and later need no replacement."
+            item = f"* {'; '.join(owners)}. Without the replacement, {row.without}. Test: {by}.{later}{needless}"
+            parts.append(fill(item, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+        parts.append("")
+    return "\n".join(parts)
+
 
 # From masked or plain tensors to a call that goes through each of the functions that are replaced at import.
 Make = Callable[..., Any]
@@ -189,7 +210,7 @@ def outcome(call: Callable[[Make], Any], make: Make) -> Any:
 
 def test_the_page_has_the_lists() -> None:
     page = (ROOT / "docs/replaced_in_torch.md").read_text(encoding="utf-8")
-    assert as_markdown() in page, "write as_markdown() of tests/helpers/page_of_replacements.py into it"
+    assert as_markdown() in page, "write as_markdown() of this file into it"
 
 
 def test_all_that_is_replaced_is_listed() -> None:

@@ -156,23 +156,6 @@ def test_pivots_out_of_range_are_not_read() -> None:
         same(mine, plain, known[:, :1, None])
 
 
-def test_a_normal_distribution_with_padded_rows() -> None:
-    torch.manual_seed(0)
-    rows, mask = torch.randn(3, 4), torch.tensor([[True] * 4, [True, False, True, True], [False] * 4])
-    covariance = torch.randn(4, 4)
-    covariance = covariance @ covariance.mT + torch.eye(4)
-    normal = torch.distributions.MultivariateNormal(torch.zeros(4), covariance)
-    x = wrapped(rows, mask, 0.0)
-    likelihood = normal.log_prob(x)
-    same(likelihood, normal.log_prob(rows), mask.all(1))
-    likelihood.sum().backward()
-    assert x.grad is not None
-    alone = rows[:1].clone().requires_grad_()
-    normal.log_prob(alone).sum().backward()
-    assert alone.grad is not None
-    same(x.grad, torch.cat([alone.grad, torch.zeros(2, 4)]), mask)
-
-
 # --------------------------------------------------------------------------------------------------------- transforms
 
 
@@ -212,26 +195,3 @@ def test_the_frames_of_a_padded_waveform(center: bool, win_length: int) -> None:
     spectra = torch.stft(plain, **options)
     (expected,) = torch.autograd.grad(spectra[whole[:, None, :].expand(spectra.shape)].abs().square().sum(), plain)
     same(slope, expected, mask)
-
-
-@pytest.mark.filterwarnings("ignore:The length of signal is shorter")
-@pytest.mark.parametrize("center", [True, False])
-def test_a_sample_of_the_inverse_depends_on_every_frame_that_covers_it(center: bool) -> None:
-    torch.manual_seed(0)
-    spectra = torch.randn(2, 9, 6, dtype=torch.complex128)
-    mask = torch.ones(spectra.shape, dtype=torch.bool)
-    mask[1, 3, 4] = False
-    options: dict[str, Any] = {"n_fft": 16, "hop_length": 4, "center": center, "length": 50 if center else 40}
-    options["window"] = torch.ones(16, dtype=torch.float64)
-    x = wrapped(spectra, mask, math.nan)
-    first = 8 if center else 0
-    known = torch.ones(2, options["length"], dtype=torch.bool)
-    known[1, 16 - first : 32 - first] = False
-    signal, wanted = torch.istft(x, **options), torch.istft(spectra, **options)
-    same(signal, wanted, known)
-    (slope,) = torch.autograd.grad(signal.square().sum(), x)
-    plain = spectra.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(torch.istft(plain, **options)[known].square().sum(), plain)
-    same(slope, expected, mask)
-    hole = wrapped(options["window"], torch.arange(16) != 3, math.nan)
-    assert not torch.istft(spectra, **(options | {"window": hole})).get_mask().any()

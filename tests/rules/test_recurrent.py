@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.utils.rnn import (
     pack_padded_sequence,
     pad_packed_sequence,
@@ -16,7 +15,7 @@ from torch.nn.utils.rnn import (
 
 from masked_dispatch import masked_tensor
 from op_registry import MaskedSemanticsError
-from recurrent_networks import BATCH, FEATURES, HIDDEN, NETWORKS, TIME, hidden, network, shown, states, steps
+from recurrent_networks import FEATURES, HIDDEN, NETWORKS, TIME, hidden, network, shown, states, steps
 
 
 # In float32 torch warns that oneDNN has no projections.
@@ -45,13 +44,6 @@ def test_steps_beyond_the_last_one_leave_no_trace(name, dtype):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_a_row_without_a_step_has_no_state_to_hand_on():
-    model = network("gru")
-    data, mask = steps()
-    _, state = model(hidden(data, mask), torch.ones(1, BATCH, HIDDEN, dtype=torch.float64))
-    assert state.get_mask()[0, :, 0].tolist() == [True, False, True, True]
-
-
 def test_dropout_is_drawn_for_every_position():
     torch.manual_seed(0)
     model = network("gru", 2, dropout=0.5)
@@ -68,28 +60,6 @@ def test_dropout_is_drawn_for_every_position():
 
 
 # ------------------------------------------------------------------------------------------------- masked weights
-
-
-def test_a_unit_without_a_bias_keeps_its_state():
-    torch.manual_seed(0)
-    model = network("gru")
-    data, mask = steps()
-    bias = model.bias_ih_l0.detach()
-    known = torch.ones(3, HIDDEN, dtype=torch.bool)
-    known[1, 2] = False  # the update gate of unit 2
-    parameters = dict(model.named_parameters()) | {"bias_ih_l0": hidden(bias, known.reshape(-1))}
-    start = torch.full((1, BATCH, HIDDEN), 0.25, dtype=torch.float64)
-    made, state = torch.func.functional_call(model, parameters, (hidden(data, mask), start))
-    unit = torch.arange(HIDDEN) == 2
-    assert made.get_mask().equal(mask[..., None] & ~unit)
-    assert not state.get_mask()[..., 2].any()
-    # The others see the state that it keeps.
-    cell = nn.GRUCell(FEATURES, HIDDEN, dtype=torch.float64)
-    cell.load_state_dict({n.removesuffix("_l0"): p for n, p in model.named_parameters()})
-    h = start[0, :1]
-    for t in range(TIME):
-        h = torch.where(unit, 0.25, cell(data[t, :1], h))
-        torch.testing.assert_close(shown(made)[t, :1], torch.where(unit, 0, h))
 
 
 def test_a_unit_without_a_bias_is_not_projected():

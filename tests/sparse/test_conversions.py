@@ -1,4 +1,4 @@
-"""Conversions chunk by chunk give what torch's own indexing gives, whatever a chunk is."""
+"""Conversions: chunk by chunk, of other orders of dimensions, of blocks and of tensors of one dimension or none."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from op_registry.sparse import compaction
 from op_registry.sparse.convert import from_dense, to_dense, to_layout
 from op_registry.sparse.layout import BSC, BSR, COO, CSC, CSR, Layout
 from op_registry.sparse.record import Sparse
+from permuted_rows import permuted
+from sixteen_elements import F, T, sample, state
+from storages import STORAGES
 
 LAYOUTS = (COO, CSR, CSC, BSR, BSC)
 # shape, sparse dimensions
@@ -190,3 +193,159 @@ def test_between_all_layouts(shape, dims):
             dense = to_dense(found)
             assert torch.equal(dense.filled(0), x.filled(0))
             assert torch.equal(dense.validity, x.validity)
+
+
+# ---------------------------------------------------------------------------------------- dimensions in another order
+
+
+def heads() -> md.MaskedTensor:
+    """(2, 2, 4, 3): the heads of a packed batch, before time."""
+    x = md.from_lengths(torch.arange(48.0).reshape(2, 4, 6), torch.tensor([3, 2])).to_packed()
+    return x.unflatten(-1, (2, 3)).transpose(1, 2)
+
+
+CONVERSIONS: dict[str, Callable[[md.MaskedTensor], Tensor]] = {
+    "to_sparse": lambda x: x.to_sparse(),
+    "to_sparse(1)": lambda x: x.to_sparse(1),
+    "to_sparse_csr": lambda x: x.to_sparse_csr(),
+    "to_sparse_csc": lambda x: x.to_sparse_csc(),
+    "to_sparse_bsr": lambda x: x.to_sparse_bsr((2, 1)),
+    "to_sparse_bsc": lambda x: x.to_sparse_bsc((2, 3)),
+    "to_packed": lambda x: x.to_packed(),
+    "to_torch_sparse": lambda x: x.to_torch_sparse(),
+    "to_torch_sparse by rows": lambda x: x.to_torch_sparse(layout=torch.sparse_csr),
+    "to_torch_sparse, hybrid": lambda x: x.to_torch_sparse(0, sparse_dim=1),
+}
+FIT_HEADS = ("to_sparse", "to_sparse(1)", "to_torch_sparse", "to_torch_sparse, hybrid", "to_packed")
+
+PERMUTED = [(permuted, name) for name in CONVERSIONS] + [(heads, name) for name in FIT_HEADS]
+
+
+def in_full(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    if isinstance(x, md.MaskedTensor):
+        return x.to_tensor(0), x.get_mask()
+    return x.to_dense(), None
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize(("make", "name"), PERMUTED)
+def test_without_dense_storage(make: Callable[[], md.MaskedTensor], name: str) -> None:
+    convert, x = CONVERSIONS[name], make()
+    with md.densify("never"):
+        converted = convert(x)
+    want = convert(x.to_dense())
+    assert converted.layout is want.layout
+    if isinstance(converted, md.MaskedTensor):
+        assert converted.storage_layout is want.storage_layout
+        assert converted.nnz == want.nnz
+    for mine, theirs in zip(in_full(converted), in_full(want), strict=True):
+        assert mine is theirs is None or torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("convert", [lambda x: x.to_sparse_csr(), lambda x: x.to_sparse()])
+def test_gradients(convert: Callable[[md.MaskedTensor], md.MaskedTensor]) -> None:
+    leaves = [permuted().detach().requires_grad_() for _ in range(2)]
+    for x, y in zip(leaves, (convert(leaves[0]), leaves[1].to_dense()), strict=True):
+        (y * y).sum().backward()
+        assert x.grad is not None
+    assert torch.equal(leaves[0].grad.get_mask(), leaves[1].grad.get_mask())
+    assert torch.equal(leaves[0].grad.to_tensor(0), leaves[1].grad.to_tensor(0))
+
+
+def test_of_a_shape_that_no_machine_stores() -> None:
+    indices, values = torch.tensor([[5, 2**50 - 1]]), torch.ones(2, 3)
+    stored = torch.sparse_coo_tensor(indices, values, (2**50, 3), is_coalesced=True, check_invariants=False)
+    x = md.as_masked_tensor(stored).t()
+    with md.densify("never"):
+        assert x.to_torch_sparse().indices().tolist() == [[0, 0, 1, 1, 2, 2], [5, 2**50 - 1] * 3]
+        assert x.to_sparse_csr().nnz == 6
+
+
+# ---------------------------------------------------------------------------------------- blocks, one dimension, none
+
+
+@pytest.mark.parametrize("layout", STORAGES)
+def test_blocks_do_not_depend_on_the_storage_they_are_made_from(layout: str) -> None:
+    data, mask = torch.arange(40.0).reshape(2, 5, 4), torch.arange(40).reshape(2, 5, 4) % 3 > 0
+    x = md.masked_tensor(data, mask)
+    if layout == "permuted":
+        stored = x.transpose(0, 1).to_sparse(1).transpose(0, 1) * 1  # type: ignore[attr-defined]
+    elif layout in ("bsr", "bsc"):
+        stored = x.to_layout(getattr(torch, f"sparse_{layout}"), sparse_dim=2, blocksize=(1, 5))
+    else:
+        stored = STORAGES[layout](x)
+    blocks, expected = (t.to_layout(torch.sparse_bsr, blocksize=(1, 2)) for t in (stored, x))
+    assert state(blocks) == state(expected) == state(x)
+    assert blocks._kept_values.shape == expected._kept_values.shape
+    assert blocks._pattern.block == (1, 2)
+    with pytest.raises(ValueError, match=r"blocks of \(2, 2\) do not divide a matrix of \(5, 4\)"):
+        stored.to_layout(torch.sparse_bsr, blocksize=(2, 2))
+
+
+@pytest.mark.parametrize("mask", [T, F])
+def test_a_tensor_without_dimensions_stays_dense(mask: bool) -> None:
+    x = md.masked_tensor(torch.tensor(1.0), torch.tensor(mask))
+    for stored in (x.to_sparse(), x.to_layout(torch.sparse_coo), x.to_sparse(0)):
+        assert stored.storage_layout is torch.strided
+        assert state(stored) == state(x)
+    assert state(x.to_sparse().to_dense()) == state(x)
+    with pytest.raises(ValueError, match="a tensor without dimensions cannot be stored sparsely"):
+        x.to_layout(torch.sparse_csr)
+
+
+def test_the_largest_elements_of_a_vector() -> None:
+    x = md.masked_tensor([3.0, 9.0, 1.0, 5.0], [T, F, T, T])
+    top = md.sparse_topk(x, 2)
+    assert top.storage_layout is torch.sparse_coo
+    assert state(top) == ([T, F, F, T], [3.0, 1.0, 1.0, 5.0])
+    assert md.sparse_relu(torch.tensor([-1.0, 2.0])).compressed().tolist() == [2.0]
+    assert md.sparse_topk(sample(), 2).storage_layout is torch.sparse_csr
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+def test_one_flag_for_each_stored_element_is_no_mask_and_the_error_says_what_to_do_with_them(
+    layout: torch.layout,
+) -> None:
+    x = md.masked_tensor(torch.arange(12.0).reshape(2, 6), torch.arange(12).reshape(2, 6) % 5 == 1).to_layout(layout)
+    flags = torch.tensor([True, False, True])
+    with pytest.raises(ValueError, match=r"does not broadcast .*\(2, 6\)\. It has one flag for each stored") as caught:
+        x.mask_with(flags)
+    advice = str(caught.value).partition("coo = x.to_sparse(), ")[2]
+    coo = x.to_sparse()
+    with torch.sparse.check_sparse_tensor_invariants():
+        chosen = eval(advice, {"torch": torch, "as_masked_tensor": md.as_masked_tensor, **locals()})
+    assert torch.equal(chosen.indices(), coo.indices()[:, flags])
+    assert torch.equal(chosen.values(), coo.values()[flags])
+
+
+# --------------------------------------------------------------------------------------------------------- coalescing
+
+
+X = md.masked_tensor([[1.0, 2.0], [3.0, 4.0]], [[True, False], [True, True]])
+
+
+def test_coo_is_coalesced_and_coalesces_to_itself() -> None:
+    x = X.to_sparse()
+    assert x.is_coalesced()
+    assert x.coalesce() is x
+
+
+def test_the_gradient_of_an_embedding_is_coalesced() -> None:
+    weight = torch.zeros(5, 2, requires_grad=True)
+    torch.nn.functional.embedding(md.masked_tensor([1, 3, 1], [True, True, True]), weight, sparse=True).sum().backward()
+    gradient = weight.grad
+    assert isinstance(gradient, md.MaskedTensor)
+    assert gradient.is_coalesced()
+    assert gradient.coalesce().indices().tolist() == [[1, 3]]
+
+
+@pytest.mark.parametrize(
+    "storage, name", [("to_dense", "Strided"), ("to_sparse_csr", "SparseCsr"), ("to_packed", "Jagged")]
+)
+def test_other_storages_raise_as_torch_does(storage: str, name: str) -> None:
+    x = getattr(X, storage)()
+    for asked in ("is_coalesced", "coalesce"):
+        with pytest.raises(RuntimeError, match=f"^{asked} expected sparse coordinate tensor layout but got {name}, "):
+            getattr(x, asked)()
+    with pytest.raises(RuntimeError, match=r"^coalesce expected sparse coordinate tensor layout but got Strided"):
+        torch.zeros(2).coalesce()

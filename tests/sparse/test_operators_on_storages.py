@@ -328,7 +328,7 @@ def test_a_write_to_dense_dimensions_takes_memory_for_its_rows_alone(write):
 
 @pytest.mark.parametrize("op", [torch.ops.aten.where.self, torch.ops.aten.mul.Tensor], ids=str)
 def test_a_hybrid_operand_broadcasts_as_any_other(op):
-    """All broadcasting operators: tests/thorough/sparse/test_broadcast_hybrid_operands.py."""
+    """All broadcasting operators: tests/thorough/sparse/test_sparse_in_graphs.py."""
     assert not [fault for fault in faults(op, [(4,), (2, 1, 4), (1, 2, 1, 2, 1)]) if fault]
 
 

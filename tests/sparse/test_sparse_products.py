@@ -56,10 +56,6 @@ PRODUCTS: dict[str, tuple[str, Callable[..., Tensor], tuple[Callable[[], Tensor]
     ),
     "sampled of masked": ("csc", torch.addmm, (lambda: masked(M, 3, seed=5), lambda: masked(3, K, seed=6))),
 }
-BATCHED: dict[str, tuple[str, Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] = {
-    "batch by masked batch": ("bsr", torch.bmm, (lambda: masked(2, K, N, seed=2),)),
-    "linear of a batch": ("csc", F.linear, (lambda: plain(N, K), lambda: plain(N))),
-}
 
 
 def leaves(*tensors: Any) -> list[Any]:
@@ -90,11 +86,6 @@ def check(layout: str, function: Callable[..., Tensor], x: md.MaskedTensor, othe
 @pytest.mark.parametrize(("layout", "function", "others"), PRODUCTS.values(), ids=PRODUCTS)
 def test_a_product_is_that_of_dense_storage(layout, function, others):
     check(layout, function, masked(M, K), [make() for make in others])
-
-
-@pytest.mark.parametrize(("layout", "function", "others"), BATCHED.values(), ids=BATCHED)
-def test_a_product_of_batches_is_that_of_dense_storage(layout, function, others):
-    check(layout, function, masked(2, M, K), [make() for make in others])
 
 
 def test_sampled_addmm_of_a_masked_tensor_is_addmm_in_its_places():
@@ -129,17 +120,6 @@ def test_nothing_stored_gives_nothing_valid():
     x = md.masked_tensor(torch.ones(M, K), torch.zeros(M, K, dtype=torch.bool)).to_sparse_csr()
     assert not (x @ torch.ones(K, N)).get_mask().any()
     assert (x @ x.t()).nnz == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.complex64])
-def test_every_dtype_multiplies(dtype):
-    mask = torch.rand(M, K, generator=torch.Generator().manual_seed(0)) < 0.5
-    x = md.masked_tensor((plain(M, K) * 3).to(dtype), mask)
-    y = (plain(K, N) * 3).to(dtype)
-    with md.densify("never"):
-        found = x.to_sparse_csr() @ y
-    assert found.dtype is dtype
-    torch.testing.assert_close(filled(found), filled(x @ y), rtol=1e-2, atol=1e-2)
 
 
 def test_shapes_that_do_not_fit_raise_torchs_own_error():

@@ -1,4 +1,4 @@
-"""Sparse storage: conversions, semantics that do not depend on it, gradients, and when something is stored densely."""
+"""Sparse storage: layouts as values, semantics that do not depend on them, and when something is stored densely."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,7 +14,24 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import masked_dispatch as md
+from numbered_layout import NUMBERED
+from numbered_layout import same as alike
+from numbered_layout import some as numbers
+from op_registry.authoring import Layout, register_layout
 from op_registry.conformance.trials import STORAGES, Settings, run_operator
+from op_registry.sparse.layout import (
+    BSC,
+    BSR,
+    BUILT_IN,
+    COO,
+    CSC,
+    CSR,
+    PACKED,
+    Compressed,
+    Coo,
+    layout_named,
+    layout_of,
+)
 from sparse_layouts import LAYOUTS
 
 SHAPES = [((4, 6), None), ((2, 4, 6), None), ((4, 6, 3), 2), ((2, 4, 6, 3), 3), ((0, 6), None)]
@@ -62,74 +80,6 @@ def test_a_valid_zero_is_stored_and_an_invalid_number_is_not():
     assert sparse.nnz == 2
     assert sparse.get_mask().tolist() == x.get_mask().tolist()
     assert sparse.exp().to_tensor(-1).tolist() == x.exp().to_tensor(-1).tolist()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_gradients_pass_through_conversions_and_operators(layout):
-    dense = some_tensor((4, 6), requires_grad=True)
-
-    def loss(x: Tensor) -> Tensor:
-        return ((x.exp() * x).softmax(-1) * x).sum(0).square().sum()
-
-    through = loss(stored(dense, layout))
-    (gradient,) = torch.autograd.grad(through, dense)
-    (expected,) = torch.autograd.grad(loss(dense), dense)
-    assert through.item() == pytest.approx(loss(dense).item())
-    same(gradient, expected)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_the_gradient_of_a_sparse_leaf_is_stored_as_it_is(layout):
-    leaf = stored(some_tensor((4, 6)), layout).requires_grad_()
-    weight = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    (leaf * weight).square().sum().backward()
-    assert leaf.grad.storage_layout is layout
-    assert torch.equal(leaf.grad.get_mask(), leaf.get_mask())
-    assert type(weight.grad) is Tensor
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_plain_tensor_is_updated_where_the_sparse_operand_is_valid(layout):
-    gradient, state = some_tensor((4, 6)), torch.ones(4, 6, dtype=torch.float64)
-    expected = state.clone().addcmul_(gradient, gradient)
-    assert torch.equal(state.addcmul_(stored(gradient, layout), stored(gradient, layout)), expected)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_in_place_on_sparse_storage(layout):
-    x = some_tensor((4, 6))
-    sparse = stored(x, layout)
-    sparse.mul_(2).add_(some_tensor((4, 6), 0.7))
-    same(sparse, x.clone().mul_(2).add_(some_tensor((4, 6), 0.7)))
-    assert sparse.storage_layout is layout
-
-
-def test_patterns_that_differ_are_joined():
-    x, y = some_tensor((4, 6)), md.masked_tensor(torch.ones(4, 6), torch.arange(24).reshape(4, 6) % 3 > 0)
-    for a in LAYOUTS:
-        for b in LAYOUTS:
-            with md.densify("never"):
-                total = stored(x, a) + stored(y, b)
-            assert total.storage_layout is a
-            same(total, x + y)
-
-
-def test_accumulate_unites_patterns():
-    x, y = some_tensor((4, 6)), md.masked_tensor(torch.ones(4, 6).double(), torch.arange(24).reshape(4, 6) % 3 > 0)
-    for layout in LAYOUTS:
-        total = md.accumulate(stored(x, layout), stored(y, torch.sparse_coo))
-        assert total.storage_layout is layout
-        same(total, md.accumulate(x, y))
-
-
-def test_counts_positions_and_facts():
-    x = some_tensor((2, 4, 6))
-    for layout in LAYOUTS:
-        sparse = stored(x, layout)
-        for dim in (None, 0, -1, (0, 2)):
-            assert torch.equal(sparse.count(dim), x.count(dim))
-        assert torch.equal(sparse.argmax().to_tensor(-1), x.argmax().to_tensor(-1))
-        assert torch.equal(sparse.argmax(1).to_tensor(-1), x.argmax(1).to_tensor(-1))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -242,19 +192,6 @@ def test_a_pattern_moves_with_its_values(layout):
 
 
 @pytest.mark.parametrize(
-    ("layout", "word"), [(torch.sparse_coo, "amax"), (torch.sparse_csr, "amin"), (torch.sparse_csc, "amax")]
-)
-def test_the_extremum_of_a_slice_is_one_of_its_elements(layout, word):
-    """Neither 0, nor what an empty slice begins with."""
-    sign = -1 if word == "amax" else 1
-    x = md.masked_tensor(sign * torch.arange(1.0, 13).reshape(3, 4), torch.ones(3, 4, dtype=torch.bool).triu(1))
-    for dim in (0, 1):
-        found, expected = (getattr(t, word)(dim) for t in (x.to_layout(layout), x))
-        assert torch.equal(found.get_mask(), expected.get_mask())
-        assert torch.equal(found.to_tensor(0), expected.to_tensor(0))
-
-
-@pytest.mark.parametrize(
     ("layout", "function"),
     [
         (torch.sparse_coo, lambda x: x.exp() * x),
@@ -288,3 +225,98 @@ def test_records_count_over_dimensions_as_torch_means_them() -> None:
                 for keepdim in (False, True):
                     got = record.count(dim, keepdim)
                     assert torch.equal(got, valid.sum(dim, keepdim=keepdim)), (dim, keepdim)
+
+
+# ----------------------------------------------------------------------------------------- a layout of somebody's own
+
+
+# ---------------------------------------------------------------------------------------------------- the built-in ones
+
+
+def test_layouts_are_values() -> None:
+    assert len({*BUILT_IN, *BUILT_IN}) == 6
+    assert (Coo(), Compressed("column", blocks=True)) == (COO, BSC)
+    assert CSR != PACKED
+    for layout in BUILT_IN:
+        assert layout_named(layout.name) is layout
+        assert layout_of(layout.torch_layout) is layout_of(layout) is layout
+        assert pickle.loads(pickle.dumps(layout)) == copy.deepcopy(layout) == layout
+        assert str(layout) == str(layout.torch_layout)
+    assert layout_of(torch.strided) is layout_of("torch.sparse_csr") is None
+
+
+@pytest.mark.parametrize(("layout", "room"), [(COO, [1, 2, 3]), (CSR, [2, 3]), (BSC, [2, 3]), (PACKED, [2])], ids=str)
+def test_room_for_dimensions(layout: Layout, room: list[int]) -> None:
+    assert [dims for dims in (1, 2, 3) if layout.has_room(dims)] == room
+    exact = {BSC: CSC, BSR: CSR}.get(layout, layout)
+    assert [layout.with_room(dims) for dims in (1, 2, 3)] == [exact if dims in room else COO for dims in (1, 2, 3)]
+
+
+# ------------------------------------------------------------------------------------------------------ somebody's own
+
+
+@pytest.mark.parametrize(
+    "entry", ["exp", "sum", "softmax", "sort", "mm", "index_select", "cat", "reshape", "transpose", "where"]
+)
+def test_p4_holds_in_it(entry: str) -> None:
+    report = run_operator(entry, Settings(laws=("P4",), storages=(NUMBERED.short,), most=2))
+    assert report.failures == []
+    assert report.counts["P4"]["pass"] > 0
+
+
+@pytest.mark.parametrize("shape", [(50,), (4, 6), (2, 3, 4), (300, 300)])
+def test_there_and_back(shape: tuple[int, ...]) -> None:
+    x = numbers(shape).requires_grad_()
+    stored = x.to_layout(NUMBERED)
+    assert stored.nnz == int(x.count())
+    alike(stored, x)
+    others = [torch.sparse_coo, *([torch.sparse_csr, torch.sparse_csc] if len(shape) > 1 else [])]
+    for layout in others:
+        alike(stored.to_layout(layout), x)
+        alike(x.to_layout(layout).to_layout(NUMBERED), x)
+    (found,) = torch.autograd.grad(stored.square().sum(), x)
+    alike(found, x.detach() * 2)
+
+
+def test_rows_of_it() -> None:
+    x = md.from_lengths(torch.randn(3, 4, 5), torch.tensor([4, 1, 2]))
+    stored = x.to_layout(NUMBERED, sparse_dim=2)
+    assert stored.nnz == 7
+    alike(torch.nn.functional.layer_norm(stored, (5,)), torch.nn.functional.layer_norm(x, (5,)))
+
+
+def test_a_file_names_it() -> None:
+    file = io.BytesIO()
+    torch.save(numbers((4, 6)).to_layout(NUMBERED), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert loaded.storage_layout is NUMBERED
+    alike(loaded, numbers((4, 6)))
+
+
+@dataclass(frozen=True)
+class Impostor(Layout):
+    name = "numbered"
+
+
+@dataclass(frozen=True)
+class ThreePieces(Layout):
+    name = "three pieces"
+    piece_dims = (1, 1, 1)
+
+
+def test_what_cannot_be_registered() -> None:
+    assert register_layout(NUMBERED) is NUMBERED
+    with pytest.raises(ValueError, match="another storage called numbered"):
+        register_layout(Impostor())
+    with pytest.raises(ValueError, match="three pieces has 3 index tensors"):
+        register_layout(ThreePieces())
+    with pytest.raises(ValueError, match=r"three pieces is not a storage layout; choose from torch\.strided, torch"):
+        numbers((2, 3)).to_layout(ThreePieces())
+
+
+def test_what_a_layout_has_no_room_for_is_refused() -> None:
+    with pytest.raises(ValueError, match="numbered has no blocks"):
+        numbers((2, 3)).to_layout(NUMBERED, blocksize=(1, 1))
+    with pytest.raises(ValueError, match=r"numbered of a tensor of shape \(2, 3\) has at least 1 sparse dimension"):
+        numbers((2, 3)).to_layout(NUMBERED, sparse_dim=3)

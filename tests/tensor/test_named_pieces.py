@@ -1,7 +1,9 @@
-"""x.stored_bytes, and what is stored under torch's names: values(), indices(), crow_indices() …"""
+"""Pieces: named ones, and those that are no views."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from torch import Tensor
 
 import masked_dispatch as md
 from op_registry import InvalidValueError, MaskedSemanticsError
+from sixteen_elements import MASK, T, state
+from sixteen_elements import sample as sixteen
 from sparse_layouts import LAYOUTS
 
 NAMES = {
@@ -118,3 +122,36 @@ def test_stored_bytes() -> None:
     assert x.to_sparse().stored_bytes == 4 * 4 + 2 * 4 * 8
     assert x.to_sparse_csr().stored_bytes == 4 * 4 + 4 * 8 + 5 * 8
     assert md.as_masked_tensor(torch.ones(()).expand(4, 6)).stored_bytes == 4
+
+
+# ------------------------------------------------------------------------------------------- pieces that are no views
+
+
+PIECES: dict[str, Callable[[Tensor], Any]] = {
+    "unsafe_chunk": lambda x: x.unsafe_chunk(2),
+    "unsafe_split": lambda x: x.unsafe_split(2),
+    "unsafe_split_with_sizes": lambda x: x.unsafe_split_with_sizes([1, 3]),
+    "unsafe_chunk of columns": lambda x: x.unsafe_chunk(2, 1),
+    "_unsafe_view": lambda x: [torch.ops.aten._unsafe_view(x, (2, 8))],
+}
+
+
+@pytest.mark.parametrize("pieces, mask", zip(PIECES, cycle([MASK, MASK[:1], None]), strict=False))
+def test_pieces_share_all_or_nothing(pieces: str, mask: Tensor | None) -> None:
+    x = md.masked_tensor(torch.arange(16.0).reshape(4, 4), mask)
+    before = state(x)
+    for piece in PIECES[pieces](x):
+        piece.fill_(50.0)
+    assert state(x) == before
+    found = PIECES[pieces](x)
+    kept = [state(piece) for piece in found]
+    x.fill_(60.0)
+    assert [state(piece) for piece in found] == kept
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+def test_gradients_pass_through_pieces(pieces: str) -> None:
+    x = sixteen().requires_grad_()
+    sum((piece * 2).sum() for piece in PIECES[pieces](x)).backward()
+    assert torch.equal(x.grad.get_mask(), MASK)
+    assert (x.grad == 2).to_tensor(T).all()

@@ -72,7 +72,9 @@ def test_plain_to_masked_to_plain(dynamic: bool | None) -> None:
 
 def test_constructors_inside() -> None:
     def region(data: Tensor, lengths: Tensor) -> tuple[Any, ...]:
-        return md.from_lengths(data, lengths).mean(1), md.from_nan(data).sum(), md.masked_tensor(data, data > 0)
+        x = md.interop.from_attention_mask(data, (data > 0).int())
+        made = md.from_lengths(data, lengths).mean(1), md.from_nan(data).sum(), md.masked_tensor(data, data > 0)
+        return (*made, x.sum(1), md.interop.to_lengths(md.from_lengths(data, lengths)))
 
     def make() -> list[Any]:
         return [torch.where(torch.rand(3, 5) > 0.3, torch.randn(3, 5), NAN), torch.randint(0, 6, (3,))]

@@ -1,4 +1,4 @@
-"""What is seldom compiled: queries, refusals inside of graphs, steps of optimizers on masked gradients."""
+"""Compiled queries, refusals, pooling, habits of callers, overlays."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch.testing import assert_close
 
 import masked_dispatch as md
+from cases_of_pooling import CASES, Pool, run
+from compiled_habits import HABITS, PAGE, SLOW, row
 from compiled_regions import check, compiled, masked, same
+from constant_rules import constant, in_thread
+from op_registry import registry
+from repository import ROOT
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 QUERIES: dict[str, Callable[[Tensor], Any]] = {
@@ -181,3 +189,87 @@ def test_a_refusal_names_the_function_that_was_called(name: str, fullgraph: bool
     with pytest.raises(Exception, match=rf"\b{re.escape(name)}\b") as error:
         torch.compile(calls[name], fullgraph=fullgraph, backend="aot_eager")(x)
     assert isinstance(error.value, md.MaskedSemanticsError) or (name == "dropna" and fullgraph)  # which Dynamo traces
+
+
+# ------------------------------------------------------------------------------------------------------------ pooling
+
+
+def sizes_in(graph: torch.fx.GraphModule) -> list[list[int]]:
+    """The lists of numbers that pooling operators of a graph are given, but those of whole shapes."""
+    nodes = [node for node in graph.graph.nodes if "pool" in str(node.target) and "adaptive" not in str(node.target)]
+    return [list(a) for node in nodes for a in node.args if isinstance(a, (list, tuple)) and a]
+
+
+@pytest.mark.parametrize(("n", "pool", "meaning"), CASES)
+def test_a_graph_has_the_sizes_of_each_dimension(n: int, pool: Pool, meaning: str) -> None:
+    """inductor's gradient of an average takes no single number for all dimensions."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    compiled = torch.compile(pool, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    found, expected = run(compiled, n, meaning), run(pool, n, meaning)
+    for mine, wanted in zip(found, expected, strict=True):
+        assert torch.equal(mine.get_mask(), wanted.get_mask())
+        assert_close(mine.to_tensor(0), wanted.to_tensor(0))
+    assert len(graphs) == 2
+    spatial = (n, n + 1)  # torch pools a line as a plane of height 1
+    assert {len(sizes) for graph in graphs for sizes in sizes_in(graph)} <= set(spatial if n == 1 else (n,))
+
+
+# ------------------------------------------------------------------------------------------------------------- habits
+
+
+TEXT = (ROOT / "docs/results/compiled.md").read_text("utf-8")
+
+
+def test_the_page_has_each_habit() -> None:
+    assert TEXT.startswith(PAGE)
+    assert len(TEXT.removeprefix(PAGE).strip().splitlines()) == len(HABITS) + len(SLOW) + 2
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # Dynamo's, of profilers
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_habit_is_as_the_page_says(habit: str) -> None:
+    assert row(habit) in TEXT.splitlines()
+
+
+# ----------------------------------------------------------------------------------------------------------- overlays
+
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("made_inside", [False, True])
+def test_a_compiled_function_follows_the_overlay_of_its_caller(made_inside: bool) -> None:
+    graphs = 0
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph
+
+    def region(data: Tensor, mask: Tensor) -> Tensor:
+        return (md.as_masked_tensor(data, mask) if made_inside else data).exp().to_tensor(0.0)
+
+    torch.compiler.reset()
+    run = torch.compile(region, backend=backend, fullgraph=True)
+    mask = torch.tensor([True, False])
+    data = torch.zeros(2) if made_inside else md.masked_tensor(torch.zeros(2), mask)
+
+    def called() -> list[float]:
+        return run(data, mask).tolist()
+
+    assert called() == [1, 0]
+    with registry.overlay() as mine:
+        mine.replace(aten.exp.default, constant(42))
+        assert called() == [42, 0]
+        assert in_thread(called) == [1, 0]
+    assert called() == [1, 0]
+    for value in (7.0, 8.0):  # one function, closed over another number
+        with registry.overlay() as mine:
+            mine.replace(aten.exp.default, constant(value))
+            assert called() == [value, 0]
+    assert graphs == 4

@@ -18,6 +18,8 @@ from compiled_regions import (
     same,
     x_and_weight,
 )
+from logical_writes import LOGICAL, check_write_to_leaf, plain
+from logical_writes import masked as masked_vector
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -217,3 +219,15 @@ def test_in_place_on_plain_tensors_is_an_update() -> None:
     expected = torch.where(g.get_mask(), 1 + 0.5 * g.to_tensor(0.0) ** 2, torch.ones(4, 6))
     run(state, g)
     assert_close(state, expected)
+
+
+# ----------------------------------------------------------------------------------------------------- logical writes
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("made", [plain, masked_vector])
+@pytest.mark.parametrize("name", LOGICAL)
+def test_a_compiled_logical_write_to_a_leaf_is_not_recorded(
+    name: str, made: Callable[[Tensor], Tensor], backend: str
+) -> None:
+    check_write_to_leaf(name, made, lambda write: torch.compile(write, backend=backend, fullgraph=True))

@@ -1,4 +1,4 @@
-"""In compiled code: layouts of one's own, warnings of densification, and views and conversions of what is permuted."""
+"""Sparse storage in compiled code: layouts of one's own, warnings, views, conversions; and sweeps that take long."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import masked_dispatch as md
+from broadcasting_operators import broadcasting, faults
 from merged_views import MERGED
 from numbered_layout import NUMBERED
 from numbered_layout import same as equal
 from numbered_layout import some as numbers
 from op_registry.sparse.layout import CSR, version_of
-from packed_batches import D, batch, same
+from packed_batches import D, H, batch, same
 from permuted_rows import permuted
+from random_views import check_random_views
 from stored_rows import some
 
 
@@ -81,3 +83,56 @@ def test_views_in_compiled_graphs(name: str) -> None:
     same(compiled(x), inside(x))
     compiled = torch.compile(outside, backend="aot_eager", fullgraph=True)
     same(compiled(MERGED[name](x)), inside(x))
+
+
+# ----------------------------------------------------------------------------------------------------- dense operands
+
+
+def test_it_is_named_at_the_line_that_calls_the_compiled_function() -> None:
+    x = md.masked_tensor(torch.ones(8, 10), torch.eye(8, 10).bool()).to_sparse_csr()
+    a, b = torch.ones(8, 3, requires_grad=True), torch.ones(3, 10)
+
+    @torch.compile(backend="eager")
+    def loss(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        return (a @ b - x).square().mean()
+
+    with md.densify("warn"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loss(a, b, x).backward()
+    (found,) = caught
+    assert (found.category, found.filename) == (md.DensificationWarning, __file__)
+    assert str(found.message).startswith("torch.sub reads a dense operand of shape (8, 10)")
+
+
+# ---------------------------------------------------------------------------------------- every broadcasting operator
+
+
+@pytest.mark.parametrize("name", broadcasting())
+def test_a_hybrid_operand_broadcasts_as_any_other(name):
+    found = list(faults(broadcasting()[name]))
+    assert len(found) >= 162
+    assert not any(found), "\n".join(filter(None, found))
+
+
+# ---------------------------------------------------------------------------------------------- any sequence of views
+
+
+@pytest.mark.parametrize("sizes", [(5, 6), (1, 6), (5, 1), (1, 1)], ids=str)
+@pytest.mark.parametrize("seed", range(12))
+def test_any_sequence_of_views(seed: int, sizes: tuple[int, int]) -> None:
+    check_random_views(seed, sizes)
+
+
+# ------------------------------------------------------------------------------------------------------------ dropout
+
+
+def test_dropout_in_torchs_own_encoder_layer():
+    """Torch draws in memory order, which changes within the layer; packed batches have one order (operators.md)."""
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(D, H, 8, 0.4, batch_first=True).double()
+    x = batch("padding", D).to_packed()
+    with md.densify("never"):
+        draws = [layer(x) for _ in range(400)]
+    assert all(torch.equal(draw.get_mask(), x.get_mask()) for draw in draws)
+    assert not torch.equal(draws[0].to_tensor(0), draws[1].to_tensor(0))
+    assert torch.stack([draw.to_tensor(0) for draw in draws]).isfinite().all()
