@@ -1,4 +1,4 @@
-"""Masks change and nothing is compiled again; each kind of mask is compiled once, a changing size once more at most."""
+"""What is compiled again, and what is not; sizes that a backward reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from compiled_regions import NAN, masked, same
+from compiled_regions import NAN, masked, results_and_gradients, same
 from examples.demo.models import Autoencoder, Forecaster
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -124,3 +124,30 @@ def test_sizes_are_dynamic(name: str) -> None:
         x = masked(rows, 6)
         with torch._dynamo.config.patch(error_on_recompile=number > 1):
             same(run(x), function(x))
+
+
+# --------------------------------------------------------------------------------------------- sizes read in backward
+
+
+DRAWS = {n: torch.rand(2, 3, n) for n in (2, 3)}
+READING_SIZES: dict[str, Callable[[Tensor], Tensor]] = {
+    "fractional_max_pool2d": lambda x: F.fractional_max_pool2d(x, 2, output_size=3, _random_samples=DRAWS[2]),
+    "fractional_max_pool3d": lambda x: F.fractional_max_pool3d(
+        x[..., None].expand(-1, -1, -1, -1, 6), 2, output_size=3, _random_samples=DRAWS[3]
+    ),
+    "cumprod": lambda x: x.cumprod(-1),
+    "cumprod of rows": lambda x: x.flatten(1).cumprod(0),
+    "masked.cumprod": lambda x: torch.masked.cumprod(x, 1),
+    "vander": lambda x: torch.vander(x[0, 0, 0]),
+    "linalg.vander": lambda x: torch.linalg.vander(x[0]),
+    "linalg.vander, a number of powers": lambda x: torch.linalg.vander(x, N=3),
+}
+
+
+@pytest.mark.parametrize("name", READING_SIZES)
+def test_gradients_of_any_sizes(name: str) -> None:
+    """If they become known in backward, torch returns other gradients of the graph than it has made of it."""
+    compiled = torch.compile(READING_SIZES[name], backend="aot_eager", fullgraph=True, dynamic=True)
+    for size in (6, 7):
+        x = masked(2, 3, size, size, requires_grad=True)
+        same(*(results_and_gradients(function, [x]) for function in (compiled, READING_SIZES[name])))

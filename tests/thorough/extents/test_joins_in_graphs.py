@@ -1,4 +1,4 @@
-"""Graphs join samples, steps and states as eager calls do."""
+"""Graphs join samples, steps and states as eager calls do, and give library functions what is there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import masked_dispatch as md
-from masked_dispatch import MaskedSemanticsError
+from equal_extents import same
+from masked_dispatch import MaskedSemanticsError, missing
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -97,3 +98,29 @@ def test_samples_at_different_places_are_not_summed() -> None:
     md.testing.assert_close(run(x), torch.stack(x.unbind(0)).sum(0))
     with pytest.raises(RuntimeError, match="lie at different places along dimension 1"):
         run(left)
+
+
+# -------------------------------------------------------------------------------------------------- library functions
+
+
+OF_THE_LIBRARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "ffill": lambda x: missing.ffill(x * 2, 1),
+    "interpolate": lambda x: missing.interpolate(x * 2, 1),
+    "shift": lambda x: missing.shift(x * 2, 1, 1),
+    "fillna": lambda x: missing.fillna(x * 2, 9.0),
+    "rolling": lambda x: missing.rolling(x * 2, 2, 1, min_count=1).mean(),
+    "groups of samples": lambda x: missing.groupby(x * 2, [0, 1], 0, num_groups=2).sum(),
+    "skipna": lambda x: md.mean(x * 2, 1, skipna=False),
+    "a scan": lambda x: md.cumsum(x * 2, 1, skipna=False),
+    "min_count": lambda x: md.sum(x * 2, 1, min_count=0),
+}
+
+
+@pytest.mark.parametrize("side", ["behind", "in front", "between"])
+@pytest.mark.parametrize("name", OF_THE_LIBRARY)
+def test_library_functions_of_what_a_graph_computes(name: str, side: str) -> None:
+    places = {"behind": [1, 1, 0, 0], "in front": [0, 0, 1, 1], "between": [1, 0, 1, 1]}[side]
+    there = torch.tensor([[1, 1, 1, 1], places]).bool()
+    data = torch.arange(8.0).view(2, 4)
+    x = md.padded(md.masked_tensor(data, there & (data != 2)), there, dim=1)
+    same(torch.compile(OF_THE_LIBRARY[name], fullgraph=True, backend="aot_eager")(x), OF_THE_LIBRARY[name](x))
