@@ -7,6 +7,7 @@ replacement in torch is needed, or no longer, are in masked_dispatch/replacement
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,6 +81,14 @@ def with_contiguous_strides(indices: Tensor) -> Tensor:
     """The indices of a compressed tensor, in a form that torch's check of its invariants takes for contiguous."""
     # torch 2.12: unnecessary (without elements, strides of 0 are contiguous).
     return indices if indices.numel() else indices.new_empty(indices.shape)
+
+
+def warn_of_unchecked_sparse_tensors() -> None:
+    """Let torch warn, once and unheard, of unchecked sparse tensors: ours are made without checks on purpose."""
+    # torch 2.13: unnecessary (calls that say check_invariants warn of nothing).
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_coo_tensor(size=(0,), device="cpu", check_invariants=False)
 
 
 def all_gather_single() -> Callable[..., Any]:

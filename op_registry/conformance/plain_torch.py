@@ -148,7 +148,7 @@ def close_to_differences(along: float, slope: float) -> bool:
 def _value_at(sample: Sample, seed: int, n: int, direction: Tensor, step: float) -> tuple[float, float]:
     """A weighted sum of the results with tensor `n` moved by a step, and its derivative along the direction."""
     scalar, moved = _scalar_of_moved(sample, seed, n, direction, step)
-    return float(scalar), 0.0 if step else _along(scalar, moved, direction)
+    return float(scalar.detach()), 0.0 if step else _along(scalar, moved, direction)
 
 
 def _slope_at(sample: Sample, seed: int, n: int, direction: Tensor, step: float) -> tuple[float, float]:
@@ -158,7 +158,7 @@ def _slope_at(sample: Sample, seed: int, n: int, direction: Tensor, step: float)
     if gradient is None:
         return 0.0, 0.0
     slope = (gradient * weighting(gradient, 400 + n)).sum()
-    return float(slope), 0.0 if step or not slope.requires_grad else _along(slope, moved, direction)
+    return float(slope.detach()), 0.0 if step or not slope.requires_grad else _along(slope, moved, direction)
 
 
 def _along(scalar: Tensor, moved: Tensor, direction: Tensor) -> float:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from op_registry.digests import digest_of_code, source_digest
-from op_registry.older_torch import with_contiguous_strides
+from op_registry.older_torch import warn_of_unchecked_sparse_tensors, with_contiguous_strides
 from op_registry.records.validity import as_bool
 from op_registry.sparse import compaction
 from op_registry.sparse.coordinates import (
@@ -289,6 +289,7 @@ class Coo(Layout):
         return torch.sparse_coo_tensor(pieces[0], values, size, is_coalesced=coalesced, check_invariants=False)
 
 
+warn_of_unchecked_sparse_tensors()
 COO = Coo()
 
 

@@ -287,7 +287,7 @@ def test_a_padded_encoder_pays_nothing(storage: str, monkeypatch: pytest.MonkeyP
         encoder.zero_grad()
         x.grad = None
         loss = encoder(x).pow(2).mean()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
             loss.backward()
         return {e.key: e.count for e in profile.key_averages() if e.key.startswith("aten::")}
 
