@@ -25,9 +25,7 @@ import typing as _typing
 
 import torch as _torch
 
-from masked_dispatch import called_functions as _called_functions
-from masked_dispatch import caller_warnings as _caller_warnings
-from masked_dispatch import distributed, functional, interop, metrics, missing, optim, plot, testing, torchax
+from masked_dispatch import callers, distributed, functional, interop, metrics, missing, optim, plot, testing, torchax
 from masked_dispatch import versions as _versions
 from masked_dispatch.api import known_words as _known_words
 from masked_dispatch.api import reductions as _reductions
@@ -79,8 +77,7 @@ from masked_dispatch.api.reductions import (
 from masked_dispatch.api.sparsify import sparse_relu, sparse_threshold, sparse_topk, sparse_where
 from masked_dispatch.api.sums import accumulate, average
 from masked_dispatch.autograd import engine as _gradients
-from masked_dispatch.caller_warnings import BatchEndWarning, EmptiedSampleWarning
-from masked_dispatch.densify_policy import DensificationWarning, densify
+from masked_dispatch.callers import BatchEndWarning, EmptiedSampleWarning
 from masked_dispatch.dispatch import assign as _assign
 from masked_dispatch.dispatch import compile as _compile
 from masked_dispatch.dispatch import ladder as _dispatch
@@ -88,15 +85,14 @@ from masked_dispatch.dispatch import library as _library
 from masked_dispatch.interop import gradients_of_others as _gradients_of_others
 from masked_dispatch.interop import outside_dispatch as _outside_dispatch
 from masked_dispatch.interop import protocols as _protocols
+from masked_dispatch.policies import DensificationWarning, MaskDroppedWarning, densify, updates
 from masked_dispatch.replacements import patches
 from masked_dispatch.seeing.audit import Audit, audit
 from masked_dispatch.seeing.explain import explain
 from masked_dispatch.seeing.trace import Trace, trace
-from masked_dispatch.tensor import buffers as _buffers
+from masked_dispatch.tensor import leaving, memory
 from masked_dispatch.tensor import messages as _messages
-from masked_dispatch.tensor import no_memory as _no_memory
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.update_policy import MaskDroppedWarning, updates
 from masked_dispatch.versions import __version__ as __version__
 from op_registry import InvalidValueError, MaskedSemanticsError, registry
 
@@ -105,7 +101,7 @@ if _versions.is_untested(_torch.__version__):
 
     _at_import.check_untested()
 
-_caller_warnings.install()
+callers.install_warnings()
 _library.install()
 _dispatch.install()
 _compile.install()
@@ -116,11 +112,11 @@ _gradients_of_others.install()
 _protocols.install()
 _reductions.install()
 _known_words.install()
-_buffers.install()
-_no_memory.install()
+memory.install_buffers()
+leaving.install_refusals()
 distributed.install()
 testing.install()
-_called_functions.install()
+callers.install_names()
 
 __all__ = [
     "Audit",

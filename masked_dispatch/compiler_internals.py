@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from masked_dispatch.later_import import when_imported
+from masked_dispatch.process import when_imported
 from masked_dispatch.replacements import is_replaced, no_call, replace
 from op_registry import older_torch
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from masked_dispatch import is_masked_tensor, masked_tensor
 from masked_dispatch.densification import on_densify
 from masked_dispatch.tensor.masked_tensor import with_extent
-from masked_dispatch.tensor.shared_storage import StoredPieces
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.tensor.storage import StoredPieces
 from masked_dispatch.torchax import enable
 from op_registry.conformance.subject import Subject
 from op_registry.extents.found import padded
 from op_registry.records.dense import Dense
-from op_registry.records.zeros import known_zero, remember_zero
+from op_registry.records.fill import known_zero, remember_zero
 from op_registry.sparse.layout import COO, Layout, layout_called
 
 # COO with one sparse dimension, the others dense.

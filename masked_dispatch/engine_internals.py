@@ -216,7 +216,7 @@ def call_functions_by(call: Callable[..., Any], relies: Callable[..., bool]) -> 
     """From now on, `call(apply, function, *arguments, **keywords)` calls autograd functions; `apply` is torch's own.
 
     `relies(function, *arguments, **keywords)` says which calls need it. Classes that took torch's `apply` before keep
-    it (op_registry/records/own_function.py).
+    it (op_registry/records/fill.py).
     """
     not_compiled(replace(torch.autograd.Function, "apply", call, relies, always=True))
 

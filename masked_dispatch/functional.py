@@ -24,14 +24,14 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from masked_dispatch.densify_policy import check_allowed
+from masked_dispatch.policies import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import broadcast_to_leaves, mapped_dim, tree_flatten, tree_map, tree_unflatten
 from op_registry.extents.pieces import booleans_of, of_outer, with_booleans, with_samples, without_dim
 from op_registry.older_torch import outside_inference_mode
+from op_registry.records.arguments import with_leading_dims
 from op_registry.records.dense import Dense
-from op_registry.records.dims import with_leading_dims
 from op_registry.records.extent import Extent
 from op_registry.records.validity import intersect
 

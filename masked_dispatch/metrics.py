@@ -29,7 +29,7 @@ from masked_dispatch.tensor.checks import least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import no_such_name
 from op_registry import MaskedSemanticsError
-from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.arguments import accumulation_dtype
 
 __all__ = [
     "accuracy",

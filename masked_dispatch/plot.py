@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.colours import INVALID, NOT_THERE, VALID
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.printing import is_readable, share_of
-from masked_dispatch.tensor.validity_blocks import ValidityBlocks, validity_blocks
+from masked_dispatch.tensor.printing import INVALID, NOT_THERE, VALID, is_readable, share_of
+from masked_dispatch.tensor.shown import ValidityBlocks, validity_blocks
 from masked_dispatch.torch_internals import plainly
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense

@@ -21,7 +21,7 @@ from hypothesis import settings
 
 from op_registry.conformance.laws.modes import guards_not_timed
 from op_registry.conformance.samples import part
-from op_registry.records.zeros import zeros_verified
+from op_registry.records.fill import zeros_verified
 from units_of_tests import unit_of
 
 settings.register_profile("short", max_examples=50, deadline=None, derandomize=True, database=None)

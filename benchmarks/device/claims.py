@@ -23,8 +23,8 @@ from benchmarks.device.waits import cases, counted, host_waits
 from benchmarks.graphs import counted as graphs_of
 from benchmarks.harness import event_seconds, measure, thread_seconds
 from op_registry.ops.attention import by_bounds
-from op_registry.records.counting import count_ones
 from op_registry.records.fill import fill_where_invalid
+from op_registry.records.validity import count_ones
 
 COLUMNS = ("what", "state", "seen")
 KINDS = ("claims",)

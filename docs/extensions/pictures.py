@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
-from masked_dispatch.tensor.colours import INVALID
+from masked_dispatch.tensor.printing import INVALID
 
 FOLDER = Path(__file__).parents[1] / "pictures"
 WIDTH = 440

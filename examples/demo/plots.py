@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from examples.demo.data import weekly_co2
 from examples.demo.digits import Restored
 from examples.demo.forecasting import Forecasts
-from masked_dispatch.tensor.colours import INVALID, VALID
+from masked_dispatch.tensor.printing import INVALID, VALID
 
 BLUE, ORANGE, GREY = "#1f5fa8", "#d9661f", "#9a9a9a"
 

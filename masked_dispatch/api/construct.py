@@ -26,8 +26,8 @@ from masked_dispatch.interop.crossing import (
 from masked_dispatch.interop.protocols import parts_of_masked_array
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.checks import as_plain_tensor, check_mask, checked_dim, least_and_most, values_unknown
-from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.traced import code_version
 from masked_dispatch.torch_internals import collate, default_collate_fn_map
 from op_registry import MaskedSemanticsError
 from op_registry.records.validity import intersect

@@ -24,7 +24,7 @@ from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.interop.crossing import missing_of, placed_like
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import tree_map
-from op_registry.records.dims import Number
+from op_registry.records.arguments import Number
 
 # A function that is never run, see below.
 Signature = TypeVar("Signature", bound=Callable[..., Any])

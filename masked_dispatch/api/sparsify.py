@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.interop.crossing import takes
+from masked_dispatch.tensor.arguments import check_layout
 from masked_dispatch.tensor.checks import checked_dim
-from masked_dispatch.tensor.conversions import converted
-from masked_dispatch.tensor.layout_checks import check_layout
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.storage import converted
 from op_registry.sparse.layout import Layout
 
 

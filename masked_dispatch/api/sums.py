@@ -12,7 +12,7 @@ from masked_dispatch.api.construct import as_masked_tensor, mask_like
 from masked_dispatch.interop.crossing import takes
 from masked_dispatch.tensor.checks import as_plain_tensor, checked_dims
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.arguments import accumulation_dtype
 
 
 def accumulate(*tensors: Tensor) -> Tensor:

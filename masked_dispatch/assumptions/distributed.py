@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from masked_dispatch.assumptions.checks import Check, assumed, assumption, expect, expect_equal, raises, replaced
-from masked_dispatch.distributed.kernels import SERVED
+from masked_dispatch.distributed.collectives import SERVED
 from masked_dispatch.distributed_internals import (
     boxed_work,
     collective_named,

@@ -38,13 +38,11 @@ from masked_dispatch.torch_internals import (
 )
 from op_registry import MaskedSemanticsError
 from op_registry.older_torch import derivatives_are_lost
+from op_registry.records.arguments import with_leading_dims
 from op_registry.records.dense import Dense, same_sizes
-from op_registry.records.dims import with_leading_dims
-from op_registry.records.fill import fill_where_invalid, zero_where_invalid
-from op_registry.records.own_function import OwnFunction
+from op_registry.records.fill import OwnFunction, fill_where_invalid, hand_on, zero_where_invalid
 from op_registry.records.tracing import being_traced, savable, traced_elsewhere
 from op_registry.records.validity import as_int8, intersect
-from op_registry.records.zeros import hand_on
 from op_registry.sparse.record import Pattern
 
 

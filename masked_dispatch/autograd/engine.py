@@ -21,18 +21,18 @@ from masked_dispatch.autograd.sparse import (
     wrap_any,
     wrap_sparse_record,
 )
-from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.distributed_internals import inside_data_parallel
 from masked_dispatch.engine_internals import called_by_engine, engine_run, leaf_accumulated_into, let_older_vmap_return
+from masked_dispatch.policies import check_allowed
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import under_transform
-from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense
+from op_registry.records.fill import known_zero, remember_zero
+from op_registry.records.sums import accumulate
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import unite
-from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.sparse.coordinates import merge_duplicates, ravel, unravel
 from op_registry.sparse.layout import COO, OF_TORCH
 from op_registry.sparse.lookup_gradient import Wrapper, set_wrappers

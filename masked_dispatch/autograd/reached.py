@@ -30,9 +30,9 @@ from op_registry.bound import bind_by_name
 from op_registry.dimensions.labels import Elementwise, tensors_in
 from op_registry.laws import categories as laws
 from op_registry.older_torch import next_functions
+from op_registry.records.arguments import with_leading_dims
 from op_registry.records.dense import Dense
-from op_registry.records.dims import with_leading_dims
-from op_registry.records.spread import OF_LOSSES, OF_PRODUCTS, anywhere, broadcast_back, is_met_everywhere, spread
+from op_registry.records.sums import OF_LOSSES, OF_PRODUCTS, anywhere, broadcast_back, is_met_everywhere, spread
 from op_registry.records.validity import as_int8, intersect, is_same_memory, unite
 from op_registry.rule import Category, Rule
 from op_registry.sparse.permuted import RECORDS, AnyRecord, Permuted, to_dense

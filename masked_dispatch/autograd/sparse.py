@@ -24,15 +24,15 @@ from masked_dispatch.autograd.dense import (
 )
 from masked_dispatch.autograd.reached import MASKED, carried, carry, narrowed, stored_densely
 from masked_dispatch.compiler_internals import never_compiled
-from masked_dispatch.densify_policy import check_allowed
+from masked_dispatch.policies import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
-from masked_dispatch.tensor.shared_storage import Stored
 from masked_dispatch.tensor.sparse_tensor import SparseInTransform, SparseMaskedTensor, wrap_sparse
+from masked_dispatch.tensor.storage import Stored
 from masked_dispatch.torch_internals import in_forward_mode, under_transform
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.fill import fill_where_invalid, zero_where_invalid
-from op_registry.records.spread import broadcast_back
+from op_registry.records.sums import broadcast_back
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.layout import OF_TORCH
 from op_registry.sparse.on_values import align_to

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from masked_dispatch.api.construct import from_lengths, from_nan, masked_tensor
-from masked_dispatch.densify_policy import densify
+from masked_dispatch.policies import densify
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.progress import Bar
 

@@ -19,23 +19,23 @@ from torch._ops import OpOverload
 from masked_dispatch.autograd.dense import unwrap
 from masked_dispatch.autograd.sparse import unwrap_sparse
 from masked_dispatch.dispatch.overlap import data_of
+from masked_dispatch.policies import STATES, TO_PADDED, dropped, updating
 from masked_dispatch.replacements import replace
-from masked_dispatch.tensor.extent_sharing import forget_extent
+from masked_dispatch.tensor.assignment import may_share
+from masked_dispatch.tensor.extents import forget_extent
 from masked_dispatch.tensor.mask_sharing import shared_validity, write_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.messages import (
     extent_not_carried,
 )
-from masked_dispatch.tensor.shared_places import may_share
-from masked_dispatch.tensor.shared_storage import Stored
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.tensor.storage import Stored
 from masked_dispatch.torch_internals import (
     schema_of,
     tracking_views_and_versions,
     under_transform,
     without_torch_dispatch,
 )
-from masked_dispatch.update_policy import STATES, TO_PADDED, current, dropped
 from op_registry import MaskedSemanticsError, resolve
 from op_registry.extents.factors import confined, conjunction, factors_of
 from op_registry.extents.follow import is_all_valid
@@ -236,7 +236,7 @@ def say_what_is_dropped(op: OpOverload, pairs: Iterable[tuple[Tensor, Tensor]]) 
 
     This counts elements on the CPU; on other devices it would have to wait.
     """
-    if current() == "silent":
+    if updating() == "silent":
         return
     for target, result in pairs:
         if not isinstance(result, MaskedTensor) or not stores_a_mask(result):

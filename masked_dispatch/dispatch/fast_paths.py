@@ -27,14 +27,12 @@ from op_registry.bound import argument
 from op_registry.dimensions.slices import row_reader
 from op_registry.extents.remembered import planned
 from op_registry.laws.categories import ONE_FOR_EACH_SLICE, reduction_steps, run_elementwise, run_reduction
+from op_registry.records.arguments import Number
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Number
-from op_registry.records.fill import zero_selector
-from op_registry.records.kept import kept_with
+from op_registry.records.fill import hand_on, known_tensors, known_zero, remember_zero, zero_selector
 from op_registry.records.slices import nonzero_count
 from op_registry.records.tracing import being_traced
-from op_registry.records.validity import intersect
-from op_registry.records.zeros import hand_on, known_tensors, known_zero, remember_zero
+from op_registry.records.validity import intersect, kept_with
 from op_registry.rule import Rule
 from op_registry.sparse.record import Sparse
 

@@ -17,7 +17,7 @@ from torch.library import Library
 
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.engine_internals import delegating
-from masked_dispatch.forks import Lock
+from masked_dispatch.process import Lock
 from masked_dispatch.torch_internals import exchange_function, overload_named, register_kernel
 
 Kernel = Callable[..., Any]

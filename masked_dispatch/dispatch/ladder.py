@@ -58,7 +58,7 @@ from masked_dispatch.dispatch.writes import (
     resizing_kernel,
 )
 from masked_dispatch.engine_internals import called_by_engine, calling_frame, carries_older_vmap, delegating, engine_run
-from masked_dispatch.forks import Lock
+from masked_dispatch.process import Lock
 from masked_dispatch.scopes import overlays_of_caller
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.messages import (

@@ -17,7 +17,6 @@ from masked_dispatch.autograd.dense import masked_gradient, plain_gradient, wrap
 from masked_dispatch.autograd.reached import join, joined
 from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, values_at, wrap_any, wrap_sparse_record
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
-from masked_dispatch.densify_policy import check_allowed
 from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.dispatch.run_rule import accumulate_sparse
 from masked_dispatch.dispatch.selections import (
@@ -31,24 +30,22 @@ from masked_dispatch.dispatch.selections import (
     positions,
 )
 from masked_dispatch.interop.torch_sparse import stored_indices, stored_values, to_torch_sparse
+from masked_dispatch.policies import check_allowed
 from masked_dispatch.tensor.checks import check_mask, check_mask_source, stored_validity
-from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from masked_dispatch.tensor.other_devices import transformed_elsewhere, wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.tensor.traced import code_version, transformed_elsewhere, wrappers
 from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import there, with_extent
 from op_registry.extents.found import as_stated, in_layout, padded, padded_along, stores_whole_rows
 from op_registry.extents.writes import extent_under, under, united
-from op_registry.records.accumulate import accumulate
+from op_registry.records.arguments import Number, on_signed_bits, shape_alone, wrap_dims
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Number, shape_alone, wrap_dims
-from op_registry.records.dtypes import on_signed_bits
-from op_registry.records.fill import fill_where_invalid
+from op_registry.records.fill import fill_where_invalid, memory_exposed
+from op_registry.records.sums import accumulate
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool
-from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.convert import to_layout, with_sparse_dims
 from op_registry.sparse.layout import COO, DENSE, layout_named
 from op_registry.sparse.on_values import align_to

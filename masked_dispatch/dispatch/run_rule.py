@@ -25,7 +25,6 @@ from masked_dispatch.autograd.dense import follow_plain, unwrap, wrap_record
 from masked_dispatch.autograd.reached import MASKED, join, joined
 from masked_dispatch.autograd.sparse import strided_operand, unwrap_any, unwrap_sparse, wrap_any, wrap_sparse_record
 from masked_dispatch.compiler_internals import modes_in_force, pending_sizes, sizes_to_be_found
-from masked_dispatch.densify_policy import check_allowed, current, warn_of_dense_operands
 from masked_dispatch.dispatch.assign import assign_below
 from masked_dispatch.dispatch.kernel_table import Kernel
 from masked_dispatch.distributed_internals import (
@@ -34,6 +33,7 @@ from masked_dispatch.distributed_internals import (
     is_refused_by_all_ranks,
 )
 from masked_dispatch.engine_internals import frames_to_caller
+from masked_dispatch.policies import check_allowed, densifying, warn_of_dense_operands
 from masked_dispatch.tensor.checks import values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
@@ -44,9 +44,9 @@ from op_registry.errors import InvalidValueError, MaskedSemanticsError
 from op_registry.extents.run import has_extent, run_with_extents
 from op_registry.extents.writes import united
 from op_registry.laws.categories import ELEMENTWISE, LOSS, REFUSED
-from op_registry.records.accumulate import accumulate
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.divided import is_divided, undivided
+from op_registry.records.sums import accumulate
 from op_registry.rule import Rule, Run
 from op_registry.schema import written_arguments
 from op_registry.sparse.layout import OF_TORCH
@@ -265,7 +265,7 @@ def lowered_by(
         except NotLowered as reason:
             why = str(reason)
         else:
-            if current().when == "warn" and rule.category in (ELEMENTWISE, LOSS):
+            if densifying().when == "warn" and rule.category in (ELEMENTWISE, LOSS):
                 tensors = [a for a in args if isinstance(a, Tensor)]
                 sparse = [t for t in tensors if isinstance(t, SparseMaskedTensor)]
                 warn_of_dense_operands(str(op), sparse, [t for t in tensors if not isinstance(t, SparseMaskedTensor)])

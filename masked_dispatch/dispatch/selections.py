@@ -13,7 +13,7 @@ from torch import Tensor
 from masked_dispatch.autograd.dense import wrap_record
 from masked_dispatch.autograd.reached import joined
 from masked_dispatch.autograd.sparse import in_stored_order, unwrap_any, wrap_any
-from masked_dispatch.densify_policy import check_allowed
+from masked_dispatch.policies import check_allowed
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
@@ -21,8 +21,8 @@ from op_registry.dimensions.sizes import known_to_hold
 from op_registry.extents import samples
 from op_registry.extents.factors import with_extent
 from op_registry.extents.writes import extent_under, placed_as, united_in_groups
+from op_registry.records.arguments import shape_alone
 from op_registry.records.dense import Dense
-from op_registry.records.dims import shape_alone
 from op_registry.records.extent import Merged, as_positions, is_prefix
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.convert import (

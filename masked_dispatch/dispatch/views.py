@@ -19,7 +19,7 @@ from masked_dispatch.dispatch.kernel_table import Kernel
 from masked_dispatch.dispatch.run_rule import lowered
 from masked_dispatch.engine_internals import called_by_functorch
 from masked_dispatch.scopes import remember_overlays
-from masked_dispatch.tensor.extent_sharing import know_extent
+from masked_dispatch.tensor.extents import know_extent
 from masked_dispatch.tensor.in_transform import InTransform, wrap_in_transform
 from masked_dispatch.tensor.mask_sharing import copy_validity_before_views, make_view_family, shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, with_extent, wrap
@@ -37,8 +37,8 @@ from op_registry.extents.remembered import PartOfEach
 from op_registry.extents.run import run_with_extents
 from op_registry.extents.writes import extent_in, region_of
 from op_registry.records.dense import Dense
+from op_registry.records.fill import hand_on, known_zero, remember_zero
 from op_registry.records.tracing import being_traced
-from op_registry.records.zeros import hand_on, known_zero, remember_zero
 from op_registry.rule import Rule, Run
 
 aten = torch.ops.aten

@@ -33,15 +33,15 @@ from masked_dispatch.dispatch.overlap import (
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.engine_internals import called_by_engine, current_node, engine_run
 from masked_dispatch.interop.crossing import without_extent
+from masked_dispatch.policies import already_asked
 from masked_dispatch.scopes import overlays_of_caller, remember_overlays
-from masked_dispatch.tensor.buffers import exchange
+from masked_dispatch.tensor.assignment import one_of_each
 from masked_dispatch.tensor.checks import refuse_meta
 from masked_dispatch.tensor.mask_sharing import check_write, computing_in_place
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.memory import exchange, lock_of
 from masked_dispatch.tensor.messages import leaves_out_positions, with_copied_mask
-from masked_dispatch.tensor.shared_places import one_of_each
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.tensor.write_locks import lock_of
 from masked_dispatch.torch_internals import (
     DispatchKeySet,
     copy_unrecorded,
@@ -52,12 +52,11 @@ from masked_dispatch.torch_internals import (
     under_transform,
     without_pre_dispatch,
 )
-from masked_dispatch.update_policy import already_asked
 from op_registry import MaskedSemanticsError
 from op_registry.bound import argument
 from op_registry.laws.categories import ASSIGNMENT, ELEMENTWISE
-from op_registry.records.dtypes import can_cast
-from op_registry.records.memory import new_buffer
+from op_registry.records.arguments import can_cast
+from op_registry.records.layout import new_buffer
 from op_registry.records.tracing import being_traced
 from op_registry.rule import Category
 from op_registry.schema import single_form

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, distributed
 
 from masked_dispatch.distributed.extents import Statement, compared, compared_apart, in_words
-from masked_dispatch.distributed.transport import awaited
+from masked_dispatch.distributed.messages import awaited
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from op_registry import MaskedSemanticsError
 from op_registry.older_torch import all_gather_single

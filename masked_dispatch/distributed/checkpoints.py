@@ -1,20 +1,10 @@
-"""Save and load masked tensors with torch.distributed.checkpoint.
-
-A masked tensor is one entry of a checkpoint, as a plain one is: torch saves its data and mask, or its sparse storage,
-in one piece and copies that piece when it loads. If data and mask are distributed tensors, each rank writes its part of
-both in one piece, and torch reads the parts that a rank needs, so the placements may change between save and load.
-
-torch compares only shapes. Here the metadata of an entry records that it is masked and how it is stored, and the
-planner refuses a load into different tensors on all ranks, before any rank reads data.
-
-An import of torch.distributed.checkpoint loads this module (`masked_dispatch/later_import.py`); so does unpickling the
-metadata of a checkpoint.
-"""
+"""Save and load masked tensors with torch.distributed.checkpoint, at once or from copies while training goes on."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,16 +28,18 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager
 from torch.distributed.tensor import DTensor
 
 from masked_dispatch.distributed.agreement import described, named
-from masked_dispatch.distributed.staging import install as install_stagers
 from masked_dispatch.replacements import replace
-from masked_dispatch.tensor.extent_sharing import forget_extent, receive_extent
-from masked_dispatch.tensor.file_format import VERSION
+from masked_dispatch.tensor.checks import contains_masked
+from masked_dispatch.tensor.extents import forget_extent, receive_extent
+from masked_dispatch.tensor.files import VERSION
 from masked_dispatch.tensor.mask_sharing import ViewFamily
-from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
-from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild, with_extent, wrap
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, rebuild_sparse, stored_parts
+from op_registry.records.extent import Extent
 
 # ------------------------------------------------------------------------------------------------------------- saving
 
@@ -339,4 +331,75 @@ def install() -> None:
     replace(DefaultLoadPlanner, "commit_tensor", commit, loads_into_masked)
     replace(DefaultSavePlanner, "create_global_plan", plan_save, saves_masked)
     replace(FileSystemReader, "prepare_local_plan", plan_reading, reads_masked)
-    install_stagers()
+    install_staging()
+
+
+# ------------------------------------------------------------------------------------------------ copies for async_save
+
+Stage = Callable[..., Any]
+
+
+def in_pieces(value: Any) -> Any:
+    """Copy the nested containers, with a tuple of pieces in place of each masked tensor."""
+    if isinstance(value, SparseMaskedTensor):
+        return (*stored_parts(value._kept), value._order)
+    if isinstance(value, MaskedTensor):
+        return value._data.detach(), value._validity
+    if isinstance(value, dict):
+        return {key: in_pieces(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(in_pieces(inner) for inner in value)
+    return value
+
+
+def together(value: Any, staged: Any) -> Any:
+    """Rebuild the masked tensors of `value` from the staged pieces."""
+    if isinstance(value, SparseMaskedTensor):
+        *parts, order = staged
+        return with_extent(rebuild_sparse(*parts, False, False, order), on(parts[0].device, value._extent))
+    if isinstance(value, MaskedTensor):
+        return with_extent(rebuild(*staged, False), on(staged[0].device, value._extent))
+    if isinstance(value, dict):
+        return {key: together(inner, staged[key]) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(together(inner, copied) for inner, copied in zip(value, staged, strict=True))
+    return staged
+
+
+def on(device: torch.device, extent: Extent | None) -> Extent | None:
+    """Return an extent with its booleans on a device; nobody writes to them, so they need no copies there."""
+    if extent is None:
+        return None
+    moved = tuple(factor.moved_by(lambda there: there.to(device)) for factor in extent.factors)
+    return Extent(moved, extent.is_mask)
+
+
+def stages_masked(stager: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> bool:
+    """Return whether the state contains masked tensors."""
+    return contains_masked(state_dict)
+
+
+def stage_pieces(stage: Stage, stager: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """Copy a state, including the pieces of masked tensors."""
+    copies = stage(stager, in_pieces(state_dict), *args, **kwargs)
+    return later(state_dict, copies) if isinstance(copies, Future) else together(state_dict, copies)
+
+
+def later(state_dict: dict[str, Any], copies: Future[Any]) -> Future[Any]:
+    """Return a future of the staged state, which another thread copies."""
+    done: Future[Any] = Future()
+
+    def finish(copied: Future[Any]) -> None:
+        try:
+            done.set_result(together(state_dict, copied.result()))
+        except Exception as error:
+            done.set_exception(error)
+
+    copies.add_done_callback(finish)
+    return done
+
+
+def install_staging() -> None:
+    """later_import.py calls this once, after the import of torch.distributed.checkpoint."""
+    for stager in (DefaultStager, BlockingAsyncStager):
+        replace(stager, "stage", stage_pieces, stages_masked)

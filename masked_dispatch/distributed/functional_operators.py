@@ -23,12 +23,11 @@ from masked_dispatch.dispatch.run_rule import has_masked, unwrap_argument
 from masked_dispatch.distributed import sparse_functional
 from masked_dispatch.distributed.agreement import described
 from masked_dispatch.distributed.calls import Call as EagerCall
-from masked_dispatch.distributed.calls import any_partial
+from masked_dispatch.distributed.calls import any_partial, replace_extent
 from masked_dispatch.distributed.collectives import problem_of_splits
 from masked_dispatch.distributed.extents import Known, split_rows, statement_of
-from masked_dispatch.distributed.operands import replace_extent
+from masked_dispatch.distributed.messages import Functional
 from masked_dispatch.distributed.records import Masks, Send, exchanged, in_one, moved, problem_of_reduction, reduced
-from masked_dispatch.distributed.transport import Functional
 from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor

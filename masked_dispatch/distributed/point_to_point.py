@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from masked_dispatch.distributed.agreement import HEADER, Description, decoded, described, encoded, unanswered
 from masked_dispatch.distributed.calls import Call, Finish
-from masked_dispatch.distributed.transport import Awaited, Eager, awaited, in_bytes
+from masked_dispatch.distributed.messages import Awaited, Eager, awaited, in_bytes
 from op_registry import MaskedSemanticsError
 
 # Tags of plain messages are small numbers.

@@ -13,14 +13,11 @@ from torch import Tensor
 
 from masked_dispatch.distributed.extents import WITHOUT, Known
 from masked_dispatch.distributed.extents import in_one as extent_in_one
-from masked_dispatch.distributed.fields import pack, packed_size, present, unpack, width_for
-from masked_dispatch.distributed.transport import Awaited
+from masked_dispatch.distributed.messages import Awaited, pack, packed_size, present, unpack, width_for
 from masked_dispatch.torch_internals import share_memory
+from op_registry.records.arguments import Number, accumulation_dtype, highest, lowest
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Number
-from op_registry.records.dtypes import accumulation_dtype, highest, lowest
-from op_registry.records.fill import fill_in_place
-from op_registry.records.zeros import known_zero
+from op_registry.records.fill import fill_in_place, known_zero
 
 # A transport's reduction: it takes (data, "sum") and returns a function that waits.
 Send = Callable[[Tensor, str], Awaited]

@@ -22,7 +22,7 @@ from masked_dispatch.distributed_internals import Group, process_group_named
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import Dense
-from op_registry.records.own_function import OwnFunction
+from op_registry.records.fill import OwnFunction
 from op_registry.records.tracing import being_traced
 from op_registry.sparse.record import Sparse
 

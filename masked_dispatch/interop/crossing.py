@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.code_version import code_version
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.traced import code_version
 from op_registry import MaskedSemanticsError
 
 # NumPy has these dtypes, and so do the libraries that store their columns as NumPy arrays.

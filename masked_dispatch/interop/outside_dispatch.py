@@ -24,14 +24,14 @@ from torch.nn.utils import convert_parameters
 from masked_dispatch.autograd.sparse import unwrap_any
 from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.interop.crossing import as_masked, knows_padding, without_extent
-from masked_dispatch.later_import import when_imported
+from masked_dispatch.process import when_imported
 from masked_dispatch.replacements import replace, replace_entry
 from masked_dispatch.tensor.checks import contains_masked, is_given_masked
+from masked_dispatch.tensor.files import parts_of_extent
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, family_around, with_extent
-from masked_dispatch.tensor.saved_extents import parts_of_extent
-from masked_dispatch.tensor.shared_storage import StoredPieces
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, stored_around, stored_parts
+from masked_dispatch.tensor.storage import StoredPieces
 from masked_dispatch.torch_internals import (
     TORCHSCRIPT_CALLABLES,
     default_collate_fn_map,

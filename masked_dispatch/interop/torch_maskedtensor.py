@@ -12,7 +12,7 @@ from torch.masked import as_masked_tensor as as_prototype
 from masked_dispatch.interop.crossing import as_masked, filled, mask_of, takes
 from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.records.own_function import OwnFunction
+from op_registry.records.fill import OwnFunction
 
 
 class WithPlainGradient(OwnFunction):

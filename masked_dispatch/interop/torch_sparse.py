@@ -23,11 +23,9 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import under_transform
 from op_registry import InvalidValueError, MaskedSemanticsError
+from op_registry.records.arguments import Number, accumulation_dtype
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Number
-from op_registry.records.dtypes import accumulation_dtype
-from op_registry.records.fill import fill_where_invalid
-from op_registry.records.own_function import OwnFunction
+from op_registry.records.fill import OwnFunction, fill_where_invalid
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.convert import coalesce, without_invalid

@@ -14,8 +14,7 @@ from masked_dispatch.interop.crossing import extent_of, filled, mask_of, numbers
 from masked_dispatch.tensor.checks import checked_dim
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry import MaskedSemanticsError
-from op_registry.records.dims import Number
-from op_registry.records.dtypes import accumulation_dtype
+from op_registry.records.arguments import Number, accumulation_dtype
 
 # Keywords of pandas, and what is written here.
 KEYWORDS = {

@@ -24,8 +24,7 @@ from masked_dispatch.missing.filling import (
     takes_tensor,
 )
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
-from op_registry.records.dims import Number
-from op_registry.records.dtypes import highest, lowest
+from op_registry.records.arguments import Number, highest, lowest
 
 # What is known of a window, in tensors whose last dimension numbers the windows.
 State = tuple[Tensor, ...]

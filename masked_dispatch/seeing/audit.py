@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
-from masked_dispatch.caller_warnings import is_torchs_own
+from masked_dispatch.callers import is_torchs_own
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.engine_internals import frames_to_caller
 from masked_dispatch.seeing.calls import counted
@@ -454,7 +454,7 @@ def _reads_itself() -> bool:
 # Parts of this library between a caller's line and an operator, whose functions make the call that the line asks for.
 _SERVING = (
     "autograd", "compiler_internals", "dispatch", "engine_internals", "replacements", "scopes", "seeing", "tensor",
-    "torch_internals", "update_policy", "api.padding", "api.reductions", "api.skipna",
+    "torch_internals", "policies", "api.padding", "api.reductions", "api.skipna",
 )  # fmt: skip
 _PARTS_SERVING = tuple(f"masked_dispatch.{part}" for part in _SERVING)
 

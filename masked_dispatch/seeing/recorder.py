@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from masked_dispatch.compiler_internals import under_compile
 from masked_dispatch.densification import Densification
 from masked_dispatch.engine_internals import engine_run
-from masked_dispatch.forks import Lock
+from masked_dispatch.process import Lock
 from masked_dispatch.seeing.calls import Call, Kind, Operand
 from masked_dispatch.seeing.event import Event, Notes, OpenCall, argument_of, change_of, is_countable, operand_of
 from masked_dispatch.tensor.masked_tensor import MaskedTensor

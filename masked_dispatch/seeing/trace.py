@@ -13,7 +13,7 @@ from torch import Tensor
 from masked_dispatch.seeing.calls import Call, Operand, duration, innermost, summary, text_of_path, text_of_trace
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.seeing.watching import recording_calls
-from masked_dispatch.tensor.colours import INVALID_OVER_ANY_PAGE, VALID
+from masked_dispatch.tensor.printing import INVALID_OVER_ANY_PAGE, VALID
 
 UNCOMPILED = "functions compiled by torch.compile ran uncompiled, so that their calls are seen"
 

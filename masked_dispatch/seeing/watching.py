@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from masked_dispatch import update_policy
+from masked_dispatch import policies
 from masked_dispatch.autograd.dense import Unwrap, Wrap
 from masked_dispatch.autograd.sparse import SparseUnwrap, SparseWrap
 from masked_dispatch.compiler_internals import dynamo_is_loaded, never_compiled, uncompiled
@@ -28,7 +28,7 @@ from masked_dispatch.densification import on_densify
 from masked_dispatch.dispatch.kernel_table import Kernel, kernel_table
 from masked_dispatch.dispatch.run_rule import has_masked
 from masked_dispatch.engine_internals import delegating, engine_called_in, engine_run
-from masked_dispatch.forks import Lock
+from masked_dispatch.process import Lock
 from masked_dispatch.seeing.recorder import Recorder
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.torch_internals import remove_module_hook
@@ -45,7 +45,7 @@ _KEY = "masked_dispatch.trace"
 _LISTENERS: tuple[tuple[list[Any], Callable[[Recorder, Any], None]], ...] = (
     (on_densify, lambda recorder, event: recorder.densified(event)),
     (on_dense, lambda recorder, event: recorder.stored_densely(event)),
-    (update_policy.listeners, lambda recorder, event: recorder.mask_dropped(event)),
+    (policies.listeners, lambda recorder, event: recorder.mask_dropped(event)),
     (slices.listeners, lambda recorder, event: recorder.batch_end(event)),
 )
 # Whether compiled functions run uncompiled yet; False until the process loads the compiler.

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from masked_dispatch.tensor.mask_bytes import teach_inductor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
+from masked_dispatch.tensor.traced import teach_inductor
 from masked_dispatch.torch_internals import is_value_of_graph, recording, under_transform
 from op_registry.dimensions.sizes import known_to_hold
-from op_registry.records.dims import with_leading_dims
+from op_registry.records.arguments import with_leading_dims
 from op_registry.records.tracing import being_traced
 
 

@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from masked_dispatch.forks import Lock
-from masked_dispatch.tensor.extent_sharing import SharedExtent
-from masked_dispatch.tensor.shared_places import assign_validity, may_share, same_places
+from masked_dispatch.process import Lock
+from masked_dispatch.tensor.assignment import assign_validity, may_share, same_places
+from masked_dispatch.tensor.extents import SharedExtent
 from masked_dispatch.torch_internals import as_value, copied_back_by_aot, without_torch_dispatch
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import same_sizes
-from op_registry.records.kept import graph_writes_to_masks, once_in_graph
 from op_registry.records.tracing import being_traced
-from op_registry.records.validity import as_int8, in_order
+from op_registry.records.validity import as_int8, graph_writes_to_masks, in_order, once_in_graph
 
 if TYPE_CHECKING:
     from masked_dispatch.tensor.masked_tensor import MaskedTensor

@@ -11,13 +11,23 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.compiler_internals import never_compiled, prepare_for_tracing
-from masked_dispatch.tensor.all_valid import ReadWhereAllValid
-from masked_dispatch.tensor.cache_key import CODE_VERSION, geometry
-from masked_dispatch.tensor.extent_in_graphs import NAMES, ExtentPieces, pieces_of, take_extent_from_graph
-from masked_dispatch.tensor.file_format import builder, own, saved_as
-from masked_dispatch.tensor.fills import checked_fill
-from masked_dispatch.tensor.index_writes import put
-from masked_dispatch.tensor.indexing import as_source
+from masked_dispatch.policies import Mode, updating
+from masked_dispatch.tensor.arguments import checked_fill
+from masked_dispatch.tensor.assignment import as_source, put
+from masked_dispatch.tensor.extents import NAMES, ExtentPieces, pieces_of, take_extent_from_graph
+from masked_dispatch.tensor.files import (
+    builder,
+    check_extent,
+    check_saved,
+    own,
+    parts_of_extent,
+    problem_of_dense,
+    problem_of_family,
+    problem_of_member,
+    saved_as,
+    saved_extent,
+)
+from masked_dispatch.tensor.leaving import ReadWhereAllValid, WithoutMemory
 from masked_dispatch.tensor.mask_sharing import (
     GraphWrites,
     GuardedInput,
@@ -28,15 +38,9 @@ from masked_dispatch.tensor.mask_sharing import (
     laid_out_as_data,
 )
 from masked_dispatch.tensor.messages import extent_not_carried, tangent_stored_otherwise, with_copied_mask
-from masked_dispatch.tensor.named_pieces import NamedPieces
-from masked_dispatch.tensor.no_memory import WithoutMemory
-from masked_dispatch.tensor.notebooks import html_of
-from masked_dispatch.tensor.other_devices import wrappers
-from masked_dispatch.tensor.printing import printed
-from masked_dispatch.tensor.saved import check_saved, problem_of_dense, problem_of_family, problem_of_member
-from masked_dispatch.tensor.saved_extents import check_extent, parts_of_extent, saved_extent
-from masked_dispatch.tensor.storage_conversions import Conversions
-from masked_dispatch.tensor.whole_functions import keep_functions_whole
+from masked_dispatch.tensor.printing import html_of, printed
+from masked_dispatch.tensor.storage import Conversions, NamedPieces
+from masked_dispatch.tensor.traced import CODE_VERSION, geometry, keep_functions_whole, wrappers
 from masked_dispatch.torch_internals import (
     PRE_DISPATCH,
     make_data_pointer_raise,
@@ -44,16 +48,14 @@ from masked_dispatch.torch_internals import (
     no_torch_function,
     share_storage,
 )
-from masked_dispatch.update_policy import Mode, current
 from op_registry import MaskedSemanticsError, registry
 from op_registry.digests import digest_of
 from op_registry.extents.pieces import Known, serves
+from op_registry.records.arguments import Number
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Number
 from op_registry.records.extent import Extent
-from op_registry.records.fill import fill_where_invalid
+from op_registry.records.fill import fill_where_invalid, memory_exposed
 from op_registry.records.tracing import being_traced
-from op_registry.records.zeros import memory_exposed
 from op_registry.sparse.layout import Layout
 from op_registry.sparse.permuted import AnyRecord
 
@@ -263,7 +265,7 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
         if self._extent is not None:
             _, known, pieces = pieces_of(self)
             names += NAMES[: len(pieces)]
-        return names, (written, registry.version, current(), known, guarded)
+        return names, (written, registry.version, updating(), known, guarded)
 
     @staticmethod
     @never_compiled

@@ -12,22 +12,27 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.compiler_internals import dynamo_is_loaded, mark_dynamic, never_compiled, prepare_for_tracing
-from masked_dispatch.densify_policy import Policy, current
-from masked_dispatch.tensor.extent_in_graphs import NAMES, pieces_of, take_extent_from_graph
-from masked_dispatch.tensor.file_format import builder, own, saved_as
+from masked_dispatch.policies import Mode, Policy, densifying
+from masked_dispatch.policies import updating as current_updates
+from masked_dispatch.tensor.assignment import as_source, put
+from masked_dispatch.tensor.extents import NAMES, pieces_of, take_extent_from_graph
+from masked_dispatch.tensor.files import (
+    builder,
+    check_saved,
+    own,
+    parts_of_extent,
+    problem_of_places,
+    problem_of_stored,
+    problem_of_wrapper,
+    saved_as,
+    saved_extent,
+)
 from masked_dispatch.tensor.in_transform import InTransform
-from masked_dispatch.tensor.index_writes import put
-from masked_dispatch.tensor.indexing import as_source
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, with_extent, wrap
 from masked_dispatch.tensor.messages import tangent_stored_otherwise
-from masked_dispatch.tensor.other_devices import check_stored_sparsely
-from masked_dispatch.tensor.saved import check_saved, problem_of_stored, problem_of_wrapper
-from masked_dispatch.tensor.saved_extents import parts_of_extent, problem_of_places, saved_extent
-from masked_dispatch.tensor.shared_storage import StoredPieces
-from masked_dispatch.tensor.whole_functions import keep_functions_whole
+from masked_dispatch.tensor.storage import StoredPieces
+from masked_dispatch.tensor.traced import check_stored_sparsely, keep_functions_whole
 from masked_dispatch.torch_internals import PRE_DISPATCH, make_data_pointer_raise, make_wrapper_subclass
-from masked_dispatch.update_policy import Mode
-from masked_dispatch.update_policy import current as current_updates
 from op_registry import MaskedSemanticsError, registry
 from op_registry.extents.pieces import Known, serves
 from op_registry.records.dense import Dense
@@ -222,7 +227,7 @@ class SparseMaskedTensor(MaskedTensor):
             pattern.block,
             self._order,
             version,
-            current(),
+            densifying(),
             current_updates(),
             known,
         )

@@ -6,7 +6,7 @@ tensors.py    the masked tensor around torchax tensors, also as argument and res
 
 from __future__ import annotations
 
-from masked_dispatch.tensor.other_devices import wrappers
+from masked_dispatch.tensor.traced import wrappers
 from masked_dispatch.torchax.internals import (
     DEVICE_IN_CPP,
     has_array,

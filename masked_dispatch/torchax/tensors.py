@@ -17,10 +17,10 @@ from torch._ops import OpOverload
 
 from masked_dispatch.dispatch.assign import receive_extent
 from masked_dispatch.dispatch.run_rule import has_masked
-from masked_dispatch.tensor.indexing import as_source
+from masked_dispatch.tensor.assignment import as_source
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
-from masked_dispatch.tensor.other_devices import wrappers
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.tensor.traced import wrappers
 from masked_dispatch.torch_internals import tracking_views_and_versions, without_dispatch_modes
 from masked_dispatch.torchax.internals import has_array, operators_of, to_cpu
 from op_registry import MaskedSemanticsError

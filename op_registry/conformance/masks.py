@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from op_registry.records.dtypes import SIGNED
+from op_registry.records.arguments import SIGNED
 
 # Stands in place of the mask of a tensor that stays plain.
 PLAIN = "plain"

@@ -26,8 +26,8 @@ from op_registry.conformance.sample import Sample, tree_map
 from op_registry.errors import MaskedSemanticsError
 from op_registry.laws.categories import COMPOSITE
 from op_registry.records.dense import Dense
+from op_registry.records.fill import known_zero, remember_zero
 from op_registry.records.validity import as_int8
-from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.resolve import resolve
 from op_registry.schema import is_inplace
 

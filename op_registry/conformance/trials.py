@@ -35,7 +35,7 @@ from op_registry.conformance.trial import Trial, observed, storage_of
 from op_registry.conformance.variations import asked_once, call_under, storable
 from op_registry.conformance.verdict import Outcome, Report
 from op_registry.laws.categories import REFUSED
-from op_registry.records.zeros import zeros_verified
+from op_registry.records.fill import zeros_verified
 
 ALL_LAWS = tuple(LAWS)
 MODES = ("aot_eager", "aot_eager_dynamic", "inductor", "inductor_dynamic")

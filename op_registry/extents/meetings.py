@@ -20,7 +20,6 @@ from op_registry.dimensions.labels import Dimension, Label, Labels, atoms
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents.factors import any_along, fitted, in_front, index_along, narrowed, where_all, with_size
-from op_registry.records.broadcast import reshape_validity
 from op_registry.records.extent import (
     SCATTERED,
     Along,
@@ -34,7 +33,7 @@ from op_registry.records.extent import (
     numbers_positions,
     without_order,
 )
-from op_registry.records.regrouped import Part, regrouped
+from op_registry.records.layout import Part, regrouped, reshape_validity
 from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import packet_name

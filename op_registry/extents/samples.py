@@ -46,7 +46,6 @@ from op_registry.extents.follow import (
 from op_registry.extents.found import with_count
 from op_registry.extents.meetings import check_holds, combined, with_sizes
 from op_registry.extents.slices import hand_on, keeps_all
-from op_registry.records.broadcast import reshape_validity
 from op_registry.records.dense import Dense
 from op_registry.records.extent import (
     Extent,
@@ -61,6 +60,7 @@ from op_registry.records.extent import (
     numbers_positions,
     without_order,
 )
+from op_registry.records.layout import reshape_validity
 from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import InsideRule, Rule, Run

@@ -31,9 +31,8 @@ from op_registry.records.extent import (
     made_of,
     numbers_positions,
 )
-from op_registry.records.kept import kept_with
 from op_registry.records.tracing import computed_at_once, has_values, recording
-from op_registry.records.validity import as_bool
+from op_registry.records.validity import as_bool, kept_with
 from op_registry.rule import Run
 from op_registry.sparse.permuted import AnyRecord
 

@@ -19,14 +19,13 @@ from op_registry.dimensions.labels import Elementwise
 from op_registry.dimensions.movements import Loss, Unknown, Windows
 from op_registry.dimensions.slices import Slices
 from op_registry.errors import MaskedSemanticsError
-from op_registry.records.contracted import validity_of_sum
+from op_registry.records.arguments import Number, wrap_dims
 from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all
-from op_registry.records.dims import Number, wrap_dims
-from op_registry.records.fill import fill_where_invalid
+from op_registry.records.fill import fill_where_invalid, known_zero, remember_zero
 from op_registry.records.slices import any_masked, has_whole_slices, plain_data
+from op_registry.records.sums import validity_of_sum
 from op_registry.records.tracing import gradients_may_flow, has_values
 from op_registry.records.validity import as_int8, intersect
-from op_registry.records.zeros import known_zero, remember_zero
 from op_registry.rule import Category, packet_name
 from op_registry.sparse.contraction import BY_ELEMENTS, BY_EQUATION
 from op_registry.sparse.lowering import first_of

@@ -26,10 +26,10 @@ from op_registry.bound import argument
 from op_registry.dimensions.movements import Along
 from op_registry.dimensions.slices import Slices
 from op_registry.laws.words import of_category
-from op_registry.records.broadcast import aligned_validity
+from op_registry.records.arguments import Number
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.dims import Number
 from op_registry.records.fill import fill_where_invalid
+from op_registry.records.layout import aligned_validity
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import Category
 from op_registry.traits import NO_TRAITS, Traits

@@ -18,14 +18,11 @@ import torch
 from torch import Tensor
 
 from op_registry.dimensions.sizes import known_to_hold
-from op_registry.records.counting import count_ones
-from op_registry.records.dims import Dims, Number, wrap_dims
+from op_registry.records.arguments import Dims, Number, wrap_dims
 from op_registry.records.extent import Extent
-from op_registry.records.fill import fill_where_invalid
-from op_registry.records.kept import kept_with
+from op_registry.records.fill import fill_where_invalid, known_zero
 from op_registry.records.tracing import being_traced, may_be_read, under_transform
-from op_registry.records.validity import as_bool, as_int8, intersect
-from op_registry.records.zeros import known_zero
+from op_registry.records.validity import as_bool, as_int8, count_ones, intersect, kept_with
 
 
 def valid_in_all(*records: Any) -> Tensor | None:

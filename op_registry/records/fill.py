@@ -1,30 +1,30 @@
-"""Filling invalid elements: every rule does this before it combines data with other data.
-
-``torch.where`` with a mask is branchy on CPU: on a random mask it costs ten times the reduction that follows. Without
-autograd, bit operations on the data's own bytes give the same values at a cost that does not depend on the mask:
-``bits & wide``, with `wide` all ones where valid, fills with 0, and two exclusive ors around it fill with another
-value. Under autograd, large fills use a custom autograd.Function whose backward is the same bit operation. A small fill
-with zeros is one call of `threshold_backward`, the only torch operator on two tensors that selects without a branch and
-is, in C++, its own derivative.
-"""
+"""Filling invalid elements: every rule does this before it combines data with other data."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from op_registry.records.dims import Number
-from op_registry.records.dtypes import choose
-from op_registry.records.kept import kept_with
-from op_registry.records.own_function import OwnFunction
-from op_registry.records.tracing import is_older_batch, may_be_read, under_transform
-from op_registry.records.validity import as_bool, dims_in_memory, in_order, may_be_refused
-from op_registry.records.zeros import known_zero, remember_zero
+from op_registry.records.arguments import Number, choose
+from op_registry.records.tracing import being_traced, is_older_batch, may_be_read, recording, under_transform
+from op_registry.records.validity import as_bool, dims_in_memory, in_order, kept_with, may_be_refused
+
+
+class OwnFunction(torch.autograd.Function):
+    """An autograd function that handles masks itself, so that torch's own `apply` calls it.
+
+    masked_dispatch wraps `apply` of all other functions, to convert the gradients of masked tensors. This class takes
+    torch's own `apply` before that.
+    """
+
+    apply = torch.autograd.Function.__dict__["apply"]
+
 
 aten = torch.ops.aten
 
@@ -286,3 +286,80 @@ def _fill(source: Tensor, wide: Tensor, fill: int, out: Tensor | None) -> Tensor
         source = source.expand(torch.broadcast_shapes(source.shape, wide.shape))
     # x ^ f, zeroed where invalid, ^ f: x where valid, f elsewhere.
     return torch.bitwise_xor(source, fill, out=out).bitwise_and_(wide).bitwise_xor_(fill)
+
+
+# --------------------------------------------------------- which tensors are known to be zero where a mask says invalid
+
+
+class _Fact:
+    """A tensor was zero where a mask says invalid, at these versions of both, while nothing else held its memory."""
+
+    __slots__ = ("exposures", "tensor", "validity", "validity_version", "version")
+
+    def __init__(self, tensor: weakref.ref[Tensor], version: int, validity: Tensor) -> None:
+        self.tensor, self.version, self.exposures = tensor, version, _exposures
+        self.validity, self.validity_version = validity, validity._version
+
+
+# Facts by the tensor's id; callers can look here whether a tensor has any.
+known_tensors: dict[int, _Fact] = {}
+_exposures = 0
+_verified = False
+
+
+@contextlib.contextmanager
+def zeros_verified() -> Iterator[None]:
+    """Inside, using a false fact raises AssertionError: for tests, because the check reads the data."""
+    global _verified
+    before, _verified = _verified, True
+    try:
+        yield
+    finally:
+        _verified = before
+
+
+def remember_zero(data: Tensor, validity: Tensor) -> None:
+    """Record that `data` is zero where `validity` says invalid."""
+    if being_traced(data) or being_traced(validity) or data.is_inference() or validity.is_inference():
+        return
+    key = id(data)
+    known_tensors[key] = _Fact(weakref.ref(data, lambda _: known_tensors.pop(key, None)), data._version, validity)
+
+
+def hand_on(source: Tensor, target: Tensor, validity: Tensor | None, of_source: Tensor | None = None) -> None:
+    """Record the same fact for `target`, which is zero wherever `source` is.
+
+    validity   the validity of `target`
+    of_source  the validity of `source` if it differs: `validity` is a view of it, as `target` is of `source`
+    """
+    if validity is not None and known_zero(source, validity if of_source is None else of_source):
+        remember_zero(target, validity)
+
+
+def memory_exposed() -> None:
+    """Forget every fact: other code (NumPy, processes) now holds data, and may write to it without torch's knowledge.
+
+    Later facts concern other memory, because they begin with a fill or derive from a fact that holds.
+    """
+    global _exposures
+    _exposures += 1
+
+
+def known_zero(data: Tensor, validity: Tensor | None) -> bool:
+    """Whether we know that `data` is zero where `validity` says invalid; True if all are valid."""
+    if validity is None or being_traced(data):
+        return validity is None
+    fact = known_tensors.get(id(data))
+    if (
+        fact is None
+        or fact.validity is not validity
+        or fact.tensor() is not data
+        or fact.version != data._version
+        or fact.exposures != _exposures
+        or fact.validity_version != validity._version
+        or recording()
+    ):
+        return False
+    if _verified and not data.is_meta:  # meta tensors have no values
+        assert not bool(torch.where(as_bool(validity), 0, data).any()), "not zero where it is invalid"
+    return True

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.records.broadcast import broadcast_along
+from op_registry.records.arguments import Dims, Number, accumulation_dtype, highest, lowest, on_signed_bits, wrap_dims
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Dims, Number, wrap_dims
 from op_registry.records.divided import is_divided, undivided, undivided_along, without_empty_parts
-from op_registry.records.dtypes import accumulation_dtype, highest, lowest, on_signed_bits
-from op_registry.records.fill import fill_in_place
+from op_registry.records.fill import fill_in_place, remember_zero
+from op_registry.records.layout import broadcast_along
 from op_registry.records.tracing import being_traced, gradients_may_flow, may_be_read, under_transform
-from op_registry.records.validity import as_bool, as_int8
+from op_registry.records.validity import as_bool, as_int8, kept_with
 
 Extremum = Literal["amax", "amin"]
 
@@ -410,3 +409,39 @@ def reduced_dims(x: Dense, dim: Dims) -> tuple[int, ...]:
         if not -bound <= d < bound:
             x.data.squeeze(d)
     return wrap_dims(dim, x.ndim)
+
+
+# ------------------------------------------------------------------ the valid rows of a batch with one validity per row
+
+
+def valid_rows(x: Dense) -> tuple[Tensor, list[int]]:
+    """Positions of valid rows among all flattened rows, and their number in each sequence; cached with the mask."""
+    validity, (batch, time, _) = x.validity, x.shape
+    assert validity is not None
+
+    def find() -> tuple[Tensor, list[int]]:
+        valid = validity.view(validity.shape[:2]).expand(batch, time)
+        counts: list[int] = valid.sum(1, dtype=torch.int64).tolist()
+        return valid.reshape(-1).nonzero().squeeze(1), counts
+
+    if validity.is_inference() or torch.is_inference_mode_enabled():
+        return find()
+    kept = kept_with(validity)
+    found: tuple[Tensor, list[int]] | None = kept.get(("rows", batch, time))
+    if found is None:
+        found = kept["rows", batch, time] = find()
+    return found
+
+
+def take_rows(x: Dense, positions: Tensor) -> Tensor:
+    """The rows (n, width) at these positions."""
+    return x.data.reshape(-1, x.shape[-1]).index_select(0, positions)
+
+
+def put_rows(rows: Tensor, positions: Tensor, x: Dense) -> Dense:
+    """A record like `x` with `rows` (n, width) at these positions, the valid rows of `x`; zeros elsewhere."""
+    batch, time, _ = x.shape
+    data = rows.new_zeros(batch * time, rows.shape[1]).index_copy(0, positions, rows).view(batch, time, rows.shape[1])
+    if x.validity is not None:
+        remember_zero(data, x.validity)
+    return Dense(data, x.validity)

@@ -29,11 +29,10 @@ from op_registry.autocast import autocast_on
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimension, Labels
 from op_registry.dimensions.sizes import known_to_hold
-from op_registry.records.broadcast import full_mask
+from op_registry.records.arguments import Number, accumulation_dtype
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Number
-from op_registry.records.dtypes import accumulation_dtype
-from op_registry.records.own_function import OwnFunction
+from op_registry.records.fill import OwnFunction
+from op_registry.records.layout import full_mask
 from op_registry.records.tracing import being_traced, computed_at_once
 from op_registry.records.validity import as_int8, intersect
 from op_registry.sparse.convert import coalesce, with_sparse_dims

@@ -15,14 +15,12 @@ from torch import Tensor
 
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
-from op_registry.records.accumulate import accumulate, dtype_of_sum
-from op_registry.records.broadcast import aligned_validity, full_mask
+from op_registry.records.arguments import accumulation_dtype, on_signed_bits, shape_alone
 from op_registry.records.dense import Dense
-from op_registry.records.dims import shape_alone
-from op_registry.records.dtypes import accumulation_dtype, on_signed_bits
-from op_registry.records.kept import kept_with, once_in_graph
+from op_registry.records.layout import aligned_validity, full_mask
+from op_registry.records.sums import accumulate, dtype_of_sum
 from op_registry.records.tracing import being_traced, computed_at_once, gradients_may_flow
-from op_registry.records.validity import as_bool, as_int8
+from op_registry.records.validity import as_bool, as_int8, kept_with, once_in_graph
 from op_registry.sparse.compaction import BITS, in_chunks, sorted_order, to_block_grid
 from op_registry.sparse.coordinates import (
     Coordinates,

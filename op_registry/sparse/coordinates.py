@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from op_registry.records.dtypes import SIGNED, accumulation_dtype, on_signed_bits
+from op_registry.records.arguments import SIGNED, accumulation_dtype, on_signed_bits
 from op_registry.records.tracing import being_traced, under_transform
 from op_registry.records.validity import as_bool
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from op_registry.records.dense import Dense
-from op_registry.records.own_function import OwnFunction
+from op_registry.records.fill import OwnFunction
 from op_registry.records.tracing import being_traced, under_transform
 from op_registry.sparse.coordinates import merge_duplicates
 from op_registry.sparse.layout import COO

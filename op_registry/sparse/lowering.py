@@ -35,8 +35,8 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
+from op_registry.records.arguments import shape_alone
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.dims import shape_alone
 from op_registry.records.tracing import being_traced
 from op_registry.rule import Rule, name_rule
 from op_registry.sparse.permuted import RECORDS, Permuted, sparse_dims_first

@@ -32,8 +32,8 @@ from op_registry.autocast import autocast_on
 from op_registry.bound import Bound
 from op_registry.dimensions.labels import Labels
 from op_registry.dimensions.sizes import known_to_hold
+from op_registry.records.arguments import Dims, shape_alone
 from op_registry.records.dense import Dense, map_tensors, valid_in_all
-from op_registry.records.dims import Dims, shape_alone
 from op_registry.registry import registry
 from op_registry.rule import Rule
 from op_registry.sparse.convert import elements_at, expand_sparse

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.records.broadcast import aligned_validity, reshape_validity
+from op_registry.records.arguments import Dims, with_leading_dims, wrap_dims
 from op_registry.records.dense import Dense, map_tensors
-from op_registry.records.dims import Dims, with_leading_dims, wrap_dims
 from op_registry.records.extent import Extent
+from op_registry.records.layout import aligned_validity, reshape_validity
 from op_registry.sparse.convert import (
     from_coordinates,
     sum_of_union,

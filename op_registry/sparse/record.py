@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from op_registry.errors import MaskedSemanticsError
-from op_registry.records.broadcast import full_mask
+from op_registry.records.arguments import Dims, wrap_dims
 from op_registry.records.dense import Dense
-from op_registry.records.dims import Dims, wrap_dims
 from op_registry.records.extent import Extent
-from op_registry.records.kept import once_in_graph
+from op_registry.records.layout import full_mask
 from op_registry.records.tracing import being_traced
-from op_registry.records.validity import as_int8
+from op_registry.records.validity import as_int8, once_in_graph
 from op_registry.sparse.coordinates import (
     Coordinates,
     ravel,

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from op_registry.dimensions.sizes import known_to_hold
+from op_registry.records.arguments import SIGNED, accumulation_dtype
 from op_registry.records.dense import Dense
-from op_registry.records.dtypes import SIGNED, accumulation_dtype
-from op_registry.records.fill import fill_bits, widened
-from op_registry.records.own_function import OwnFunction
+from op_registry.records.fill import OwnFunction, fill_bits, widened
 from op_registry.records.slices import Extremum
 from op_registry.records.tracing import being_traced, computed_at_once
 from op_registry.records.validity import as_bool, as_int8

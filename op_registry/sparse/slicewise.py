@@ -30,8 +30,8 @@ from op_registry.bound import Bound
 from op_registry.dimensions.labels import Dimensions, Labels, tensor_arguments
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.dimensions.slices import LastDims, Slices
+from op_registry.records.arguments import Dims, shape_alone, wrap_dim
 from op_registry.records.dense import Dense, map_tensors, valid_in_all
-from op_registry.records.dims import Dims, shape_alone, wrap_dim
 from op_registry.rule import Rule
 from op_registry.sparse.convert import from_coordinates, to_dense
 from op_registry.sparse.lowering import OnCall, first_of, planned, run_sparsely

@@ -13,7 +13,7 @@ from expecttest import assert_expected_inline as expect
 
 import masked_dispatch as md
 from masked_dispatch.api import known_words
-from masked_dispatch.tensor.named_pieces import NamedPieces
+from masked_dispatch.tensor.storage import NamedPieces
 from repository import ROOT
 
 INSIDE = {f"md.{name}": getattr(md, name) for name in md.__all__ if inspect.ismodule(getattr(md, name))}

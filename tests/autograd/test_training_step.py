@@ -18,7 +18,7 @@ from torch.testing import assert_close
 import masked_dispatch as md
 from large_rows import BIG, BIG_ROWS
 from masked_dispatch.dispatch import ladder, run_rule
-from op_registry.records import fill, zeros
+from op_registry.records import fill
 
 NAN = float("nan")
 B, T, D = 3, 4, 6
@@ -139,12 +139,12 @@ def test_a_fact_ends_with_a_write_to_the_tensor_or_the_mask() -> None:
     validity, other = torch.ones(3, dtype=torch.int8), torch.ones(3, dtype=torch.int8)
     for write in (lambda t: t.add_(1), lambda t: t[:1].zero_(), lambda t: validity.fill_(0)):
         tensor = torch.zeros(3)
-        zeros.remember_zero(tensor, validity)
-        assert zeros.known_zero(tensor, validity)
-        assert not zeros.known_zero(tensor, other)
-        assert not zeros.known_zero(tensor.clone(), validity)
+        fill.remember_zero(tensor, validity)
+        assert fill.known_zero(tensor, validity)
+        assert not fill.known_zero(tensor, other)
+        assert not fill.known_zero(tensor.clone(), validity)
         write(tensor)
-        assert not zeros.known_zero(tensor, validity)
+        assert not fill.known_zero(tensor, validity)
 
 
 def written_by_numpy(x: md.MaskedTensor) -> None:
@@ -163,7 +163,7 @@ def test_what_others_write_under_the_mask_does_not_show(write: Callable[[Any], N
     """The product has zeroed its rows, and writes of which torch does not know follow."""
     weight = torch.randn(512, 512, requires_grad=True)
     y = F.linear(md.masked_tensor(torch.randn(BIG), BIG_ROWS), weight).detach()
-    assert zeros.known_zero(y._data, y._validity)
+    assert fill.known_zero(y._data, y._validity)
     before = y.view(8, 8, 512)
     expected = F.linear(before, weight).to_tensor(0)
     write(y)
@@ -192,9 +192,9 @@ def test_what_is_shifted_is_not_known_to_be_zero(name: str, requires_grad: bool)
     weight, data = torch.randn(512, 512, dtype=torch.float64), torch.randn(BIG, dtype=torch.float64)
     y = F.linear(md.masked_tensor(data, BIG_ROWS).requires_grad_(), weight)
     y = y if requires_grad else y.detach()
-    assert zeros.known_zero(y._data, y._validity)
+    assert fill.known_zero(y._data, y._validity)
     shifted = NOT_ZERO[name](y)
-    assert not zeros.known_zero(shifted._data, shifted._validity)
+    assert not fill.known_zero(shifted._data, shifted._validity)
     valid = BIG_ROWS[:, 0]
     assert_close(shifted.sum(0).to_tensor(0.0), shifted.to_tensor(0.0)[valid].sum(0))
 
@@ -212,20 +212,20 @@ def test_rows_are_zeroed_in_place_and_read_without_a_fill(monkeypatch: pytest.Mo
 
 def test_facts_live_no_longer_than_their_tensors() -> None:
     gc.collect()
-    before = len(zeros.known_tensors)
+    before = len(fill.known_tensors)
     tensor = torch.zeros(3)
-    zeros.remember_zero(tensor, torch.ones(3, dtype=torch.int8))
-    assert len(zeros.known_tensors) == before + 1
+    fill.remember_zero(tensor, torch.ones(3, dtype=torch.int8))
+    assert len(fill.known_tensors) == before + 1
     del tensor
-    assert len(zeros.known_tensors) == before
+    assert len(fill.known_tensors) == before
 
 
 def test_a_wrong_fact_is_found_where_it_is_used() -> None:
     validity = torch.tensor([1, 0, 1], dtype=torch.int8)
     tensor = torch.ones(3)
-    zeros.remember_zero(tensor, validity)
-    with zeros.zeros_verified(), pytest.raises(AssertionError, match="not zero where it is invalid"):
-        zeros.known_zero(tensor, validity)
+    fill.remember_zero(tensor, validity)
+    with fill.zeros_verified(), pytest.raises(AssertionError, match="not zero where it is invalid"):
+        fill.known_zero(tensor, validity)
 
 
 def test_a_gradient_changed_by_a_hook_is_filled_again() -> None:

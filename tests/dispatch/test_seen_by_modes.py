@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
-from op_registry.records.dtypes import can_cast
+from op_registry.records.arguments import can_cast
 
 DTYPES = [
     dtype

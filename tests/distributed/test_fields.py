@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from masked_dispatch.distributed.agreement import Description, decoded, encoded, length_of
-from masked_dispatch.distributed.fields import pack, packed_size, present, unpack, width_for
+from masked_dispatch.distributed.messages import pack, packed_size, present, unpack, width_for
 from masked_dispatch.distributed.records import Masks, reduced
 from op_registry.records.dense import Dense
 

@@ -16,8 +16,8 @@ from expecttest import assert_expected_inline as expect
 from torch import Tensor
 
 import masked_dispatch as md
-from masked_dispatch.tensor.colours import INVALID, NOT_THERE, VALID, red_green_blue
-from masked_dispatch.tensor.validity_blocks import validity_blocks
+from masked_dispatch.tensor.printing import INVALID, NOT_THERE, VALID, red_green_blue
+from masked_dispatch.tensor.shown import validity_blocks
 
 matplotlib.use("agg")
 

@@ -122,5 +122,5 @@ def test_every_function_of_the_project_is_its_own_and_known_here() -> None:
                     others.add(f"{path.parent.name}/{path.name}")
     assert own == FUNCTIONS.keys()
     # The base, and functions of others as checks and mutants call them.
-    allowed = {"records/own_function.py", "assumptions/dispatch.py", "assumptions/engine.py"}
+    allowed = {"records/fill.py", "assumptions/dispatch.py", "assumptions/engine.py"}
     assert others == {*allowed, "conformance/mutant_ways.py"}

@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 
 import masked_dispatch as md
 from masked_collectives import buffer, expected_of, of_all, of_rank, plain_buffer, reduction, updated
-from masked_dispatch.distributed import calls, entries, operands, records, sparse_calls, statistics
+from masked_dispatch.distributed import calls, records, sparse_calls, training
 from op_registry.records.dense import Dense
 from process_groups import Check
 from storages import STORAGES
@@ -151,7 +151,7 @@ def of_garbage(x: Any, dim: Any, keepdim: bool) -> Tensor:
     return total
 
 
-VALIDITY_OF, SPLIT, WRITE, COMBINED = records.validity_of, records.Moved.split, operands.write, entries.combined
+VALIDITY_OF, SPLIT, WRITE, COMBINED = records.validity_of, records.Moved.split, calls.write, sparse_calls.combined
 
 # For each way: the calls that may notice it, and what is put where.
 WAYS: dict[str, tuple[dict[str, Call], list[tuple[Any, str, Any]]]] = {
@@ -173,13 +173,13 @@ WAYS: dict[str, tuple[dict[str, Call], list[tuple[Any, str, Any]]]] = {
     "masks travel as if all were valid": (DENSE, [(records, "validity_of", all_valid)]),
     "the mask of one rank is lost": (DENSE, [(records, "validity_of", lost_on_the_last)]),
     "masks arrive in another order": (DENSE, [(records.Moved, "split", masks_in_another_order)]),
-    "what is written loses its mask": (DENSE, [(operands, "write", without_a_mask)]),
-    "sparse: invalid elements contribute zeros": (SPARSE, [(entries, "identity_of", lambda op, dtype: 0)]),
-    "sparse: averages divide by the number of ranks": (SPARSE, [(entries, "result_of", by_the_world)]),
+    "what is written loses its mask": (DENSE, [(calls, "write", without_a_mask)]),
+    "sparse: invalid elements contribute zeros": (SPARSE, [(sparse_calls, "identity_of", lambda op, dtype: 0)]),
+    "sparse: averages divide by the number of ranks": (SPARSE, [(sparse_calls, "result_of", by_the_world)]),
     "sparse: the other ranks' entries are lost": (SPARSE, [(sparse_calls, "combined", first_rank_alone)]),
-    "sparse: the mask of one rank is lost": (SPARSE, [(entries, "validity_of", lost_on_the_last)]),
-    "statistics count all elements": (STATISTICS, [(statistics, "counted", of_all_elements)]),
-    "statistics sum what is under the mask": (STATISTICS, [(statistics, "summed", of_garbage)]),
+    "sparse: the mask of one rank is lost": (SPARSE, [(sparse_calls, "validity_of", lost_on_the_last)]),
+    "statistics count all elements": (STATISTICS, [(training, "counted", of_all_elements)]),
+    "statistics sum what is under the mask": (STATISTICS, [(training, "summed", of_garbage)]),
 }  # fmt: skip
 
 

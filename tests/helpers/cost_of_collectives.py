@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
 from masked_dispatch.distributed import records
-from masked_dispatch.distributed.fields import width_for
-from masked_dispatch.distributed.transport import Eager
+from masked_dispatch.distributed.messages import Eager, width_for
 from process_groups import Check
 
 CHECKS: dict[str, Check] = {}

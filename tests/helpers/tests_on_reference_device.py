@@ -30,7 +30,7 @@ from op_registry.conformance.masks import masking
 from op_registry.conformance.reference_device import device_called, host_reads
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.trial import Trial
-from op_registry.records import zeros
+from op_registry.records import fill
 
 DEVICE = os.environ.get("TESTED_DEVICE", "reference")
 if DEVICE == device_in_cpp.NAME:
@@ -301,7 +301,7 @@ def test_the_policy_for_dense_storage_holds_in_a_thread_of_the_engine(policy: st
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_calls_do_not_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No value of data or mask is asked for, in forward or backward, which on a GPU would synchronise."""
-    monkeypatch.setattr(zeros, "_verified", False)  # the verification in tests reads what it verifies
+    monkeypatch.setattr(fill, "_verified", False)  # the verification in tests reads what it verifies
     x, y = operands(DEVICE)
     with host_reads() as reads:
         forward_and_backward(FUNCTIONS[name], x, y)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import masked_dispatch
-from masked_dispatch.tensor import colours
+from masked_dispatch.tensor import printing
 from op_registry.laws.inside import rules_inside_functions
 from op_registry.report.explain import law_of_file, words_of
 from pages import FENCED, LONGEST_LINE, ON_THE_SITE, name_of, text_of
@@ -155,8 +155,8 @@ def test_invalid_has_one_colour_everywhere() -> None:
         *(ROOT / "masked_dispatch").rglob("*.py"), *(ROOT / "examples").rglob("*.py"),
         *(ROOT / "docs/extensions").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"),
     ]  # fmt: skip
-    writing = [path.name for path in files if colours.INVALID in path.read_text(encoding="utf-8")]
-    assert writing == ["colours.py"]
+    writing = [path.name for path in files if printing.INVALID in path.read_text(encoding="utf-8")]
+    assert writing == ["printing.py"]
 
 
 # -------------------------------------------------------------------------------------------------------------- widths

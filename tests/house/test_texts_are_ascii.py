@@ -15,7 +15,7 @@ OTHER = {
     "masked_dispatch/distributed/extents.py",
     "masked_dispatch/plot.py",
     "masked_dispatch/seeing/trace.py",
-    "masked_dispatch/tensor/notebooks.py",
+    "masked_dispatch/tensor/printing.py",
     "op_registry/report/conformance.py",
 }
 SOURCES = [p for package in ("masked_dispatch", "op_registry") for p in sorted((ROOT / package).rglob("*.py"))]

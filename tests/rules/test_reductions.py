@@ -22,8 +22,8 @@ import masked_dispatch as md
 from bare_records import apply
 from op_registry import MaskedSemanticsError
 from op_registry.authoring import Dense
-from op_registry.records import counting
-from op_registry.records.counting import count_ones
+from op_registry.records import validity
+from op_registry.records.validity import count_ones
 
 aten = torch.ops.aten
 INF, NAN = math.inf, math.nan
@@ -336,7 +336,7 @@ def test_counts_are_exact(
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
     ones = (torch.rand(math.prod(shape) + offset, generator=generator) < share).to(torch.int8)[offset:].view(shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "_WORTH_IT", 1)
+        patch.setattr(validity, "_WORTH_IT", 1)
         count = count_ones(ones, dims, keepdim)
     assert torch.equal(count.to(torch.int64), ones.sum(dims, keepdim=keepdim)), (dims, offset)
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import masked_dispatch as md
 from audited_calls import IN_EXTENT, LABELS, LENGTHS, advice_of, batch, findings_in
-from masked_dispatch import update_policy
+from masked_dispatch import policies
 from op_registry.extents import slices
 
 # ----------------------------------------------------------------------------------------------- what it names, and how
@@ -418,7 +418,7 @@ def test_backward_is_not_looked_at() -> None:
 
 
 def test_it_keeps_no_tensor_and_leaves_nothing_behind() -> None:
-    before = len(update_policy.listeners), len(slices.listeners)
+    before = len(policies.listeners), len(slices.listeners)
     gc.collect()
     gc.disable()  # no cycle is made
     try:
@@ -431,7 +431,7 @@ def test_it_keeps_no_tensor_and_leaves_nothing_behind() -> None:
     finally:
         gc.enable()
     assert [f.kind for f in report.findings] == ["divided by size", "lost rows"]
-    assert (len(update_policy.listeners), len(slices.listeners)) == before
+    assert (len(policies.listeners), len(slices.listeners)) == before
     x = batch(2)
     x.sum(1) / 5
     assert len(report.findings) == 2
@@ -451,7 +451,7 @@ def test_sparse_storage_is_left_out() -> None:
 
 def test_what_nobody_has_counted() -> None:
     with md.audit() as report:
-        for listener in update_policy.listeners:
+        for listener in policies.listeners:
             listener(None)  # as for an assignment on a device that would have to be waited for
     (finding,) = report.findings
     assert (finding.count, finding.how_many) == (None, "elements not counted")

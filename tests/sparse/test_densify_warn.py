@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from masked_dispatch.densify_policy import Policy, current
+from masked_dispatch.policies import Policy, densifying
 from stored_rows import some
 
 LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.jagged]
@@ -116,7 +116,7 @@ def test_backward_warns_where_its_forward_would(where: Callable[[Callable[[], ob
 
 def test_a_policy_is_a_value() -> None:
     with md.densify("warn"):
-        policy = current()
+        policy = densifying()
     assert policy == Policy("warn") == pickle.loads(pickle.dumps(policy))
     assert repr(policy) == "Policy(when='warn', limit=1073741824)"
     assert hash(policy) == hash(Policy("warn"))

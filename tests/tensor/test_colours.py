@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import masked_dispatch as md
-from masked_dispatch.tensor.colours import INVALID, INVALID_OVER_ANY_PAGE, VALID, red_green_blue
+from masked_dispatch.tensor.printing import INVALID, INVALID_OVER_ANY_PAGE, VALID, red_green_blue
 from repository import ROOT
 
 X = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
@@ -43,6 +43,6 @@ def test_nobody_draws_it_in_another() -> None:
         for path in Path(ROOT / folder).rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
         if re.search(r"(?i)\b(invalid|bad|missing|hidden)\w*[\"']?\s*[=:]\s*[\"'](#|rgb)", line)
-        and path.name != "colours.py"
+        and path.name != "printing.py"
     }
     assert not others

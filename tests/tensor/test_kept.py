@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
-from op_registry.records import zeros
-from op_registry.records.kept import MOST_KEPT, Kept, kept_with
+from op_registry.records import fill
+from op_registry.records.validity import MOST_KEPT, Kept, kept_with
 
 SIZES = range(2, MOST_KEPT + 40)
 
@@ -78,7 +78,7 @@ USES: dict[str, Callable[[Tensor], object]] = {
 @pytest.mark.parametrize("use", USES)
 def test_nothing_that_is_remembered_keeps_a_mask_alive(use: str) -> None:
     """Not even until the garbage collector runs: no cycle is made."""
-    before = len(zeros.known_tensors)
+    before = len(fill.known_tensors)
     gc.disable()
     try:
         x = md.masked_tensor(torch.rand(4, 6), torch.rand(4, 6) > 0.4, requires_grad=True)
@@ -87,6 +87,6 @@ def test_nothing_that_is_remembered_keeps_a_mask_alive(use: str) -> None:
         del x, result
         assert data() is None
         assert mask() is None
-        assert len(zeros.known_tensors) == before
+        assert len(fill.known_tensors) == before
     finally:
         gc.enable()

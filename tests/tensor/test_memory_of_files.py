@@ -15,7 +15,7 @@ from torch import Tensor
 import masked_dispatch as md
 from masked_dispatch.tensor.masked_tensor import rebuild
 from masked_dispatch.tensor.sparse_tensor import rebuild_sparse, stored_parts
-from op_registry.records.kept import without_kept
+from op_registry.records.validity import without_kept
 from storages import STORAGES
 
 

@@ -15,7 +15,7 @@ import torch
 from expecttest import assert_expected_inline as expect
 
 import masked_dispatch as md
-from masked_dispatch.tensor.validity_blocks import squarest, validity_blocks
+from masked_dispatch.tensor.shown import squarest, validity_blocks
 from sparse_layouts import LAYOUTS
 
 STORAGES = [torch.strided, *LAYOUTS, torch.jagged]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from masked_dispatch.distributed.operands import problem_of_outputs
+from masked_dispatch.distributed.calls import problem_of_outputs
 from ragged_masks import NAN, F, T, mask_of, ragged
 
 

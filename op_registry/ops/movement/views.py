@@ -1,7 +1,7 @@
 """Views, and their copying variants (`*_copy`).
 
 Law: an element moves with its validity. The operator is applied to data and validity alike; broadcast dimensions of the
-validity stay broadcast (see op_registry/records/broadcast.py). Where an element is split into parts (`view_as_real`,
+validity stay broadcast (see op_registry/records/layout.py). Where an element is split into parts (`view_as_real`,
 `view(dtype)`), a part is valid iff the element was; where parts are merged into an element, it is valid iff all of them
 are, and its mask is a copy.
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import masked_dispatch as md
 from large_rows import BIG, BIG_ROWS
 from masked_vectors import FIRST, SECOND, T, masked, shown
-from op_registry.records import zeros
+from op_registry.records import fill
 
 
 def test_compiled_and_transformed() -> None:
@@ -42,7 +42,7 @@ def test_what_a_compiled_graph_writes_under_the_mask_does_not_show() -> None:
     for _ in range(2):
         y = F.linear(md.masked_tensor(torch.randn(BIG), BIG_ROWS), weight).detach()
         with torch.no_grad():
-            assert zeros.known_zero(y._data, y._validity)
+            assert fill.known_zero(y._data, y._validity)
             write(y)
             assert bool(y._data[~BIG_ROWS[:, 0]].any())
-            assert not zeros.known_zero(y._data, y._validity)
+            assert not fill.known_zero(y._data, y._validity)

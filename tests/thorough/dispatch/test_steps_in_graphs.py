@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import masked_dispatch as md
 from compiled_regions import same
-from op_registry.records.own_function import OwnFunction
+from op_registry.records.fill import OwnFunction
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

@@ -91,7 +91,7 @@ def test_to_numpy_is_drawn_and_nothing_hidden_is(name: str) -> None:
 
 
 def test_pixels_of_invalid_elements_take_the_colour_of_bad_values() -> None:
-    from masked_dispatch.tensor.colours import INVALID
+    from masked_dispatch.tensor.printing import INVALID
 
     _, axes = pyplot.subplots()
     shown = axes.imshow(image().to_numpy(), cmap=matplotlib.colormaps["viridis"].with_extremes(bad=INVALID))

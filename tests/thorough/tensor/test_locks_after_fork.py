@@ -19,7 +19,7 @@ from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.seeing import watching
 from masked_dispatch.tensor import mask_sharing
 from masked_dispatch.tensor.mask_sharing import family_of
-from masked_dispatch.tensor.write_locks import lock_of
+from masked_dispatch.tensor.memory import lock_of
 from repository import ROOT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform forks no processes")
@@ -117,4 +117,4 @@ def test_no_module_makes_a_lock_of_another_kind() -> None:
         for path in (ROOT / package).rglob("*.py")
         if makes.search(path.read_text(encoding="utf-8"))
     ]
-    assert sorted(found) == ["masked_dispatch/distributed/works.py", "masked_dispatch/forks.py"]
+    assert sorted(found) == ["masked_dispatch/distributed/calls.py", "masked_dispatch/process.py"]

@@ -16,7 +16,7 @@ from torch import Tensor
 import masked_dispatch as md
 from masked_dispatch.dispatch.kernel_table import kernel_table
 from masked_dispatch.tensor import mask_sharing
-from masked_dispatch.tensor.write_locks import lock_of
+from masked_dispatch.tensor.memory import lock_of
 
 NAN, N = float("nan"), 64
 

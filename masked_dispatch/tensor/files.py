@@ -1,25 +1,115 @@
-"""Checks of a file's contents, before we build a masked tensor from them.
-
-``torch.load(weights_only=True)`` calls the functions that this package has declared safe with whatever a file contains.
-Code for masked tensors relies on pieces that fit together, and torch's kernels read and write out of bounds if they do
-not. So we check validity and indices once, in one pass, and a ValueError says what is wrong.
-
-Annotations state the types in an intact file, or `object` if the function itself checks the type.
-"""
+"""The format in which pickle and torch.save write masked tensors, its versions, and checks of what a file contains."""
 
 from __future__ import annotations
 
-from typing import TypeGuard
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from masked_dispatch.compiler_internals import never_compiled
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from op_registry import MaskedSemanticsError
+from op_registry.extents.factors import conjunction, factors_of
+from op_registry.extents.found import contradiction
+from op_registry.extents.pieces import in_plain_values, read
+from op_registry.records.dense import Dense
+from op_registry.records.extent import Extent, Factor
 from op_registry.records.tracing import being_traced
+from op_registry.records.validity import without_kept
 from op_registry.sparse.coordinates import INDEX_DTYPES
 from op_registry.sparse.layout import Layout, layout_named, layout_names
+from op_registry.sparse.permuted import AnyRecord
 from op_registry.sparse.record import Pattern
+
+VERSION = 6
+# The first version that `load` is called with.
+_FIRST = 3
+
+# The functions of torch.serialization that write and read its older format.
+_OLDER_FORMAT = ("_legacy_save", "_legacy_load")
+
+_Piece = TypeVar("_Piece", Tensor, Tensor | None)
+
+# Copies of the masks and indices of files, as long as the originals live.
+_own: Any = WeakTensorKeyDictionary()
+
+# The functions that rebuild objects, by kind.
+_builders: dict[str, Callable[..., Any]] = {}
+
+
+def builder(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator for the function that checks the parts of one kind of object and rebuilds it from them."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _builders[kind] = function
+        torch.serialization.add_safe_globals([function])  # versions 1 and 2
+        return function
+
+    return register
+
+
+def saved_as(kind: str, *parts: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The result of `__reduce_ex__`."""
+    check_format()
+    return load, (VERSION, kind, *(without_kept(part) if isinstance(part, Tensor) else part for part in parts))
+
+
+@never_compiled
+def load(version: int, kind: str, *parts: Any) -> Any:
+    """pickle and torch.load call this function.
+
+    Raises ValueError for a version that this library does not know, and for parts that do not fit together.
+    """
+    check_format()
+    if type(version) is not int or version < _FIRST:
+        check_saved(f"its format version is {version!r}")
+    if version > VERSION:
+        raise ValueError(
+            f"this file of a masked tensor has format version {version}, and this version of masked_dispatch reads "
+            f"versions 1 to {VERSION}. Update masked_dispatch, or save the tensor again with the version that is "
+            "installed here."
+        )
+    if kind not in _builders:
+        check_saved(f"the kind of what was saved is {kind!r}, not one of {', '.join(sorted(_builders))}")
+    return _builders[kind](*parts)
+
+
+def check_format() -> None:
+    """Refuse torch's older file format, to write and to read."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _OLDER_FORMAT and frame.f_globals.get("__name__") == "torch.serialization":
+            raise ValueError(
+                "torch's older file format (torch.save with _use_new_zipfile_serialization=False) takes no masked "
+                "tensors, because its tensors are read too late for a mask to be checked. Leave out this argument; or "
+                "save x.get_data() and x.get_mask()."
+            )
+        frame = frame.f_back
+
+
+def own(piece: _Piece) -> _Piece:
+    """A copy of a mask or an index tensor of a file. Tensors that share the original also share the copy.
+
+    Another tensor of the file may share the original's memory, such as the result of ``x.crow_indices()``; after our
+    checks, a write to that tensor could put indices out of bounds.
+    """
+    if piece is None:
+        return None
+    copied: Tensor | None = _own.get(piece)
+    if copied is None:
+        copied = _own[piece] = piece.clone()
+    return copied
+
+
+torch.serialization.add_safe_globals([load])
+
+
+# --------------------------------------------------------------------------------------------------- checks of contents
 
 
 def check_saved(problem: str | None) -> None:
@@ -232,3 +322,71 @@ def _problem_of_order(order: object, ndim: int) -> str | None:
     ):
         return None
     return f"the order of its {ndim} dimensions is {order!r}, not a permutation other than the identity"
+
+
+# -------------------------------------------------------------------------------------------------------------- extents
+
+
+def parts_of_extent(extent: Extent | None) -> tuple[tuple[Any, ...], ...]:
+    """What a file holds of an extent, as the last argument of a builder; nothing for a tensor without one."""
+    if extent is None or not extent.factors:  # (of which step a tensor is the state, a file does not say)
+        return ()
+    theres = (None if factor.said is None else without_kept(factor.there) for factor in extent.factors)
+    return ((extent.is_mask, in_plain_values(extent, counts=True), *theres),)
+
+
+def saved_extent(tensor: Tensor, parts: object, masked: type[Tensor]) -> Extent | None:
+    """The extent of a tensor of any storage, from a file's parts. Raises ValueError if they do not fit the tensor."""
+    if parts is None:
+        return None
+    is_mask, known, *theres = parts if isinstance(parts, tuple) and len(parts) > 1 else (None, None)
+    if not isinstance(is_mask, bool) or not isinstance(known, tuple) or len(known) != len(theres):
+        check_saved(f"its extent is its mask: {is_mask!r}, and of its {len(theres)} factors is known: {known!r}")
+    factors = []
+    for along, there in zip(known, theres, strict=True):
+        if not isinstance(along, tuple) or len(along) != tensor.ndim:
+            check_saved(f"its extent knows {along!r} of its {tensor.ndim} dimensions")
+        try:
+            factor = Factor(tuple(map(read, along)), there)
+        except ValueError as problem:
+            check_saved(str(problem))
+        check_saved(_problem_of_factor(tensor, factor, is_mask and len(known) == 1, masked))
+        factors.append(Factor(factor.along, own(there)))
+    return Extent(tuple(factors), is_mask)
+
+
+def _problem_of_factor(tensor: Tensor, factor: Factor, may_be_mask: bool, masked: type[Tensor]) -> str | None:
+    if factor.said is None:
+        return None if may_be_mask else "a factor of its extent is missing"
+    there = factor.there
+    problem = problem_of_validity(there, "data", tensor, masked, "extent")
+    if problem is None and any(a is None and n != 1 for a, n in zip(factor.along, there.shape, strict=True)):
+        return f"its extent has shape {tuple(there.shape)}, and does not depend on each of these dimensions"
+    return problem
+
+
+def check_extent(record: Dense) -> None:
+    """Raise ValueError if an extent from a file contradicts itself or the mask."""
+    if record.extent is not None:
+        check_saved(problem_of_places(record) or problem_of_extent(record))
+
+
+def problem_of_places(record: AnyRecord) -> str | None:
+    """Find what a factor says otherwise than what it states of its dimensions."""
+    if record.extent is None or 0 in record.shape:
+        return None
+    factors = [f for f in factors_of(record) if has_values(f.there)]
+    return next((problem for f in factors if (problem := contradiction(f.along, f.there))), None)
+
+
+def problem_of_extent(record: Dense) -> str | None:
+    """Find what is valid and not there; where the mask is the extent, also what is there and not valid."""
+    extent, there = record.extent, conjunction(factors_of(record))
+    if extent is None or there is None or not has_values(there) or not record.data.numel():
+        return None
+    valid = torch.ones_like(there) if record.validity is None else record.validity
+    if bool((valid > there).any()):
+        return "an element is valid where its extent says that nothing is there"
+    if extent.is_mask and bool((valid < there).any()):
+        return "an element is invalid where its extent, which is its mask, says that something is there"
+    return None

@@ -1,22 +1,27 @@
-"""Methods that give a masked tensor other memory: ``x.new_tensor(…)``, ``x.new(…)``, ``x.data = y``.
-
-torch implements them in C++ for tensors that have memory of their own; `install` puts them on the class.
-"""
+"""Other memory for a masked tensor, and one lock for each memory, for writes that read what they overwrite."""
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from masked_dispatch.tensor.cache_key import CODE_VERSION
+from masked_dispatch.process import Lock
 from masked_dispatch.tensor.mask_sharing import make_view_family
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, wrap
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
+from masked_dispatch.tensor.storage import StoredPieces
+from masked_dispatch.tensor.traced import CODE_VERSION
+from masked_dispatch.torch_internals import under_transform
 from op_registry import MaskedSemanticsError, registry
 from op_registry.records.dense import Dense
 from op_registry.records.tracing import being_traced
+
+# -------------------------------------------------------------------------------------- x.new_tensor, x.new, x.data = y
 
 # ------------------------------------------------------------------------------------------------- buffers like another
 
@@ -147,9 +152,32 @@ def exchange(tensor: MaskedTensor, record: Dense) -> None:
     tensor._family = tensor._part_of_memory = tensor._snapshot = tensor._validity_alias = None
 
 
-def install() -> None:
+def install_buffers() -> None:
     """Called once, when the package is imported."""
     methods: Any = MaskedTensor
     methods.new_tensor, methods.new = new_tensor, new
     # Reading works as on a plain tensor; torch's assignment would change the wrapper, but not its inner tensors.
     methods.data = property(_torch_data.__get__, set_data)
+
+
+# ---------------------------------------------------------------------------------------------------------------- locks
+
+_NAME = "masked_dispatch_lock"
+_NO_LOCK = contextlib.nullcontext()
+_of_sparse: weakref.WeakKeyDictionary[StoredPieces, Lock] = weakref.WeakKeyDictionary()
+
+
+def lock_of(target: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """The lock of the memory of `target`; a sparse tensor, whose memory a write replaces, has its own.
+
+    The lock is reentrant. Tensors that are traced, or wrapped by a transform, belong to one thread and have none.
+    """
+    if isinstance(target, SparseMaskedTensor):
+        return _of_sparse.setdefault(target._kept, Lock()).here
+    data = target._data if isinstance(target, MaskedTensor) else target
+    if type(data) not in (Tensor, torch.nn.Parameter) or data.layout is not torch.strided or under_transform():
+        return _NO_LOCK
+    # A storage is one object that lives as long as its memory. Reading the dict and setting a default are atomic.
+    notes = data.untyped_storage().__dict__
+    lock: Lock = notes.get(_NAME) or notes.setdefault(_NAME, Lock())
+    return lock.here
