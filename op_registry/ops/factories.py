@@ -23,25 +23,24 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     ASSIGNMENT,
     FACTORY,
-    ON_PERMUTED_VALUES,
-    ON_VALUES,
     Dense,
     Elementwise,
     Equation,
     MaskedSemanticsError,
     Number,
-    OfSizes,
     Permuted,
     Sparse,
-    Traits,
     Unknown,
     by_rule,
     gradients_may_flow,
     masked_rule,
-    new_buffer,
     on_device_of,
     run_elementwise,
 )
+from op_registry.dimensions.movements import OfSizes
+from op_registry.records.layout import new_buffer
+from op_registry.sparse.on_values import ON_PERMUTED_VALUES, ON_VALUES
+from op_registry.traits import Traits
 
 aten = torch.ops.aten
 

@@ -12,7 +12,10 @@ from torch import Tensor
 
 import masked_dispatch as md
 from masked_dispatch import MaskedSemanticsError
-from op_registry.authoring import MOVEMENT, Along, Cut, Dense, Equation, Moved, masked_rule, registry
+from op_registry.authoring import MOVEMENT, Along, Dense, Equation, masked_rule
+from op_registry.dimensions.movements import Moved
+from op_registry.dimensions.views import Cut
+from op_registry.registry import registry
 
 ops = torch.ops.padded_strangers
 

@@ -7,7 +7,8 @@ from typing import Any
 from third_party import rules
 
 from op_registry import registry
-from op_registry.authoring import BY_EQUATION, Bound, Dense, Rule, Sparse, on_call
+from op_registry.authoring import Bound, Dense, Rule, Sparse, on_call
+from op_registry.sparse.contraction import BY_EQUATION
 from op_registry.testing import instantiate
 
 

@@ -20,10 +20,11 @@ import masked_dispatch as md
 from bare_records import apply, masked, shown
 from masked_dispatch import masked_tensor
 from op_registry import registry
-from op_registry.authoring import Dense, Traits
+from op_registry.authoring import Dense
 from op_registry.autocast import autocast_off, autocast_on
 from op_registry.laws.categories import run_elementwise
 from op_registry.schema import functional_call, functional_form, single_form
+from op_registry.traits import Traits
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from op_registry.authoring import COO, PACKED, Bound, Dense, NotLowered, Permuted, Rule, Sparse, from_dense, registry
+from op_registry.authoring import Bound, Dense, NotLowered, Permuted, Rule, Sparse
 from op_registry.dimensions.labels import Labels
+from op_registry.registry import registry
 from op_registry.sparse import lowering as plans
+from op_registry.sparse.convert import from_dense
+from op_registry.sparse.layout import COO, PACKED
 from op_registry.sparse.lowering import FirstOf, OnCall, Takes, listed, planned, run_sparsely
 
 aten = torch.ops.aten

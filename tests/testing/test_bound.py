@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from op_registry.authoring import ELEMENTWISE, Bound, Dense, masked_rule, registry
+from op_registry.authoring import ELEMENTWISE, Bound, Dense, masked_rule
+from op_registry.registry import registry
 
 aten = torch.ops.aten
 

@@ -7,25 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from op_registry.authoring import (
-    Along,
-    AtIndices,
-    ByArgument,
-    Cut,
-    Elementwise,
-    Equation,
-    Indexed,
-    Joined,
-    LastDims,
-    Loss,
-    Moved,
-    Reshaped,
-    Slices,
-    View,
-    Windows,
-)
+from op_registry.authoring import Along, ByArgument, Elementwise, Equation, Slices
 from op_registry.bound import bind_by_name
-from op_registry.dimensions.slices import row_reader
+from op_registry.dimensions.movements import AtIndices, Indexed, Joined, Loss, Moved, Windows
+from op_registry.dimensions.slices import LastDims, row_reader
+from op_registry.dimensions.views import Cut, Reshaped, View
 
 aten = torch.ops.aten
 MATMUL = Equation("*mk,*kn->*mn", "*mk,k->*m", "k,*kn->*n", "k,k->")

@@ -12,7 +12,9 @@ from torch.testing import assert_close
 
 import masked_dispatch as md
 from op_registry import registry
-from op_registry.authoring import NORMALIZATION, REDUCTION, Dense, LastDims, Over, Slices, over_slices
+from op_registry.authoring import NORMALIZATION, REDUCTION, Dense, Slices, over_slices
+from op_registry.dimensions.slices import LastDims
+from op_registry.records.slices import Over
 
 LIBRARY = torch.library.Library("over_slices", "DEF")
 LIBRARY.define("energy(Tensor x, int[]? dim=None, bool keepdim=False) -> Tensor")

@@ -23,7 +23,6 @@ from op_registry.authoring import (
     QUERY,
     REDUCTION,
     Equation,
-    LastDims,
     Slices,
     Sparse,
     elementwise,
@@ -33,6 +32,8 @@ from op_registry.authoring import (
     reduction,
     scan,
 )
+from op_registry.dimensions.slices import LastDims
+from op_registry.rule import Category
 
 LIBRARY = torch.library.Library("registration", "DEF")
 for schema, body in (
@@ -177,7 +178,7 @@ def test_a_misuse_is_refused_where_it_is_written(
     assert len(registry) == before
 
 
-CATEGORIES = {name: value for name, value in vars(authoring).items() if isinstance(value, authoring.Category)}
+CATEGORIES = {name: value for name, value in vars(authoring).items() if isinstance(value, Category)}
 
 
 @pytest.mark.parametrize("name", sorted(CATEGORIES))

@@ -9,22 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from op_registry.authoring import (
-    NORMALIZATION,
-    Dense,
-    Equation,
-    LastDims,
-    Over,
-    Rule,
-    Slices,
-    contraction,
-    over_slices,
-    reduction,
-    registry,
-)
+from op_registry.authoring import NORMALIZATION, Dense, Equation, Rule, Slices, contraction, over_slices, reduction
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.trials import STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
+from op_registry.dimensions.slices import LastDims
+from op_registry.records.slices import Over
+from op_registry.registry import registry
 
 ops = torch.ops.strangers
 

@@ -29,11 +29,11 @@ from op_registry.authoring import (
     by_rule,
     call,
     data_of,
-    hand_on,
     masked_rule,
     on_call,
 )
 from op_registry.ops.attention import tokens
+from op_registry.records.fill import hand_on
 
 aten = torch.ops.aten
 

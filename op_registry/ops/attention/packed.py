@@ -29,14 +29,14 @@ from op_registry.authoring import (
     all_valid,
     as_int8,
     being_traced,
-    concat_values,
-    groups_of,
     intersect,
     on_call,
     shown,
 )
 from op_registry.ops.attention import by_bounds, in_graphs
 from op_registry.ops.attention.rules import scaled_dot_product_attention
+from op_registry.sparse.convert import concat_values
+from op_registry.sparse.permuted import groups_of
 
 aten = torch.ops.aten
 

@@ -38,17 +38,16 @@ from op_registry.authoring import (
     broadcast_along,
     data_of,
     gradients_may_flow,
-    has_whole_slices,
     intersect,
-    is_same_memory,
     known_all_valid,
     masked_rule,
     packet_name,
-    product_validity,
-    records_in,
     run_plain,
-    transposed,
 )
+from op_registry.records.dense import records_in
+from op_registry.records.slices import has_whole_slices
+from op_registry.records.sums import product_validity, transposed
+from op_registry.records.validity import is_same_memory
 
 aten = torch.ops.aten
 

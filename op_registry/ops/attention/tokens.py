@@ -15,21 +15,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.authoring import (
-    RECORDS,
-    Bound,
-    Dense,
-    Sparse,
-    all_valid,
-    autocast_on,
-    being_traced,
-    has_whole_slices,
-    may_be_read,
-    put_rows,
-    take_rows,
-    valid_rows,
-)
+from op_registry.authoring import Bound, Dense, Sparse, all_valid, autocast_on, being_traced
 from op_registry.ops.attention.packed import attend_rows, attend_sequences
+from op_registry.records.slices import has_whole_slices, put_rows, take_rows, valid_rows
+from op_registry.records.tracing import may_be_read
+from op_registry.sparse.permuted import RECORDS
 
 aten = torch.ops.aten
 

@@ -24,18 +24,16 @@ from op_registry.authoring import (
     Equation,
     as_bool,
     as_int8,
-    autocast_off,
-    computed_at_once,
-    concatenated,
     fill_where_invalid,
-    full_mask,
     gradients_may_flow,
     intersect,
     masked_slices,
     safe_sqrt,
-    upcast_under_autocast,
     valid_in_all,
 )
+from op_registry.autocast import autocast_off, upcast_under_autocast
+from op_registry.records.layout import concatenated, full_mask
+from op_registry.records.tracing import computed_at_once
 
 aten = torch.ops.aten
 

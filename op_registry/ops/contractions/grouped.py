@@ -22,8 +22,8 @@ from op_registry.authoring import (
     intersect,
     known_all_valid,
     masked_rule,
-    unite,
 )
+from op_registry.records.validity import unite
 
 aten = torch.ops.aten
 

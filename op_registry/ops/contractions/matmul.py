@@ -22,11 +22,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    BY_ELEMENTS,
-    BY_EQUATION,
     COMPOSITE,
     CONTRACTION,
-    ON_STORED_ROWS,
     Bound,
     Dense,
     Equation,
@@ -34,7 +31,6 @@ from op_registry.authoring import (
     Permuted,
     Sparse,
     Unknown,
-    Unsqueezed,
     call,
     contraction,
     first_of,
@@ -43,9 +39,11 @@ from op_registry.authoring import (
     on_call,
     refused,
     run_contraction,
-    sampled_sum,
-    zeroed,
 )
+from op_registry.dimensions.movements import Unsqueezed
+from op_registry.records.fill import zeroed
+from op_registry.sparse.contraction import BY_ELEMENTS, BY_EQUATION, sampled_sum
+from op_registry.sparse.on_values import ON_STORED_ROWS
 
 aten = torch.ops.aten
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
-from op_registry.authoring import Dense, NotLowered, Sparse, call, distance, joint_sums, refuse_permuted, safe_sqrt
+from op_registry.authoring import Dense, NotLowered, Sparse, call, safe_sqrt
 from op_registry.ops.contractions import distances
+from op_registry.sparse.on_values import distance, joint_sums, refuse_permuted
 
 aten = torch.ops.aten
 

@@ -18,7 +18,6 @@ from torch._ops import OpOverload
 from op_registry.authoring import (
     COMPOSITE,
     ELEMENTWISE,
-    ON_STORED_ROWS,
     REDUCTION,
     Along,
     Bound,
@@ -33,22 +32,21 @@ from op_registry.authoring import (
     as_int8,
     broadcast_to,
     call,
-    call_broadcast,
     fill_where_invalid,
     first_of,
     intersect,
     masked_rule,
     masked_slices,
     on_call,
-    one_element_but_along,
     packet_name,
     raise_error_of_torch,
     shape_alone,
-    slice_of,
     to_dense,
     wrap_dim,
 )
 from op_registry.ops.elementwise import pointwise
+from op_registry.records.arguments import one_element_but_along
+from op_registry.sparse.on_values import ON_STORED_ROWS, call_broadcast, slice_of
 
 aten = torch.ops.aten
 

@@ -39,9 +39,9 @@ from op_registry.authoring import (
     masked_rule,
     never,
     on_device_of,
-    unite,
     valid_in_all,
 )
+from op_registry.records.validity import unite
 
 aten = torch.ops.aten
 

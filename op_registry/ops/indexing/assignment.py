@@ -23,27 +23,21 @@ from op_registry.authoring import (
     ACCUMULATION,
     ASSIGNMENT,
     ELEMENTWISE,
-    AtIndices,
-    Cut,
     Dense,
     Elementwise,
     Equation,
-    Indexed,
     Number,
     Unknown,
-    View,
     as_bool,
     as_int8,
-    full_mask,
     intersect,
     masked_rule,
-    offset_within_data,
     on_device_of,
     run_movement,
-    under_transform,
     valid_in_all,
-    validity_in_strides_of_data,
 )
+from op_registry.dimensions.movements import AtIndices, Indexed
+from op_registry.dimensions.views import Cut, View
 from op_registry.ops.indexing.rules import (
     Indices,
     dims_of_each,
@@ -52,6 +46,8 @@ from op_registry.ops.indexing.rules import (
     safe_indices,
     validity_of_indices,
 )
+from op_registry.records.layout import full_mask, offset_within_data, validity_in_strides_of_data
+from op_registry.records.tracing import under_transform
 
 aten = torch.ops.aten
 

@@ -21,7 +21,6 @@ from op_registry.authoring import (
     Bound,
     Dense,
     Equation,
-    Lookup,
     MaskedSemanticsError,
     Unknown,
     accumulation_dtype,
@@ -31,12 +30,12 @@ from op_registry.authoring import (
     as_int8,
     broadcast_along,
     data_of,
-    full_mask,
-    gradient_can_be_sparse,
     intersect,
     known_all_valid,
     masked_rule,
 )
+from op_registry.records.layout import full_mask
+from op_registry.sparse.lookup_gradient import Lookup, gradient_can_be_sparse
 
 aten = torch.ops.aten
 

@@ -15,20 +15,19 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     INDEXING,
-    AtIndices,
     Dense,
     Equation,
-    Indexed,
     Number,
     Sparse,
     Unknown,
     aligned_validity,
     as_int8,
     broadcast_along,
-    expand_validity,
     intersect,
     masked_rule,
 )
+from op_registry.dimensions.movements import AtIndices, Indexed
+from op_registry.records.layout import expand_validity
 
 aten = torch.ops.aten
 

@@ -21,25 +21,24 @@ from op_registry.authoring import (
     ACCUMULATION,
     ASSIGNMENT,
     Dense,
-    Indexed,
     MaskedSemanticsError,
     Number,
     Unknown,
-    Windows,
     accumulation_dtype,
     aligned_validity,
     as_bool,
     as_int8,
     fill_where_invalid,
-    full_mask,
     highest,
     intersect,
     known_all_valid,
     lowest,
     masked_rule,
 )
+from op_registry.dimensions.movements import Indexed, Windows
 from op_registry.ops.indexing.assignment import assigned, checked_index, put_where_valid
 from op_registry.ops.indexing.rules import reshape_along
+from op_registry.records.layout import full_mask
 
 aten = torch.ops.aten
 

@@ -28,30 +28,32 @@ from op_registry.authoring import (
     being_traced,
     broadcast_to,
     call,
-    concat_values,
-    drop_invalid,
     first_of,
-    from_elements,
-    full_mask,
-    grid_coordinates,
-    lookup,
-    map_dense_dim,
     on_call,
     packet_name,
     raise_error_of_torch,
     ravel,
-    sorted_coordinates,
     to_dense,
-    unpadded_elements,
     unravel,
-    valid_elements,
-    valid_elements_of,
     valid_in_all,
-    with_coordinates,
     wrap_dim,
 )
 from op_registry.ops.indexing import assignment, embedding, scatter
 from op_registry.ops.indexing import rules as indexing
+from op_registry.records.layout import full_mask
+from op_registry.sparse.convert import (
+    concat_values,
+    drop_invalid,
+    from_elements,
+    grid_coordinates,
+    lookup,
+    sorted_coordinates,
+    unpadded_elements,
+    valid_elements,
+    valid_elements_of,
+    with_coordinates,
+)
+from op_registry.sparse.on_values import map_dense_dim
 
 aten = torch.ops.aten
 

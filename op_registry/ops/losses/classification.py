@@ -22,25 +22,22 @@ from op_registry.authoring import (
     Bound,
     Dense,
     Equation,
-    Loss,
     Number,
     Sparse,
     accumulation_dtype,
     aligned_validity,
     as_bool,
-    autocast_off,
     broadcast_along,
     by_rule,
     fill_where_invalid,
-    filled_for_exp,
-    gather_along,
     intersect,
-    is_divided,
     masked_rule,
-    slices_on_all,
-    upcast_under_autocast,
 )
+from op_registry.autocast import autocast_off, upcast_under_autocast
+from op_registry.dimensions.movements import Loss
 from op_registry.ops.losses.rules import MEAN, NONE, SUM, reduced
+from op_registry.records.divided import gather_along, is_divided
+from op_registry.records.slices import filled_for_exp, slices_on_all
 
 aten = torch.ops.aten
 

@@ -27,9 +27,9 @@ from op_registry.authoring import (
     known_all_valid,
     masked_rule,
     on_device_of,
-    upcast_under_autocast,
     whole_validity,
 )
+from op_registry.autocast import upcast_under_autocast
 from op_registry.ops.losses.rules import MEAN, reduced
 
 aten = torch.ops.aten

@@ -19,19 +19,19 @@ from op_registry.authoring import (
     LOSS,
     Dense,
     Equation,
-    Loss,
     Number,
-    Run,
     accumulation_dtype,
     aligned_validity,
-    bind_by_name,
     fill_where_invalid,
     intersect,
-    known_to_hold,
     masked_rule,
-    upcast_under_autocast,
     valid_in_all,
 )
+from op_registry.autocast import upcast_under_autocast
+from op_registry.bound import bind_by_name
+from op_registry.dimensions.movements import Loss
+from op_registry.dimensions.sizes import known_to_hold
+from op_registry.rule import Run
 
 aten = torch.ops.aten
 

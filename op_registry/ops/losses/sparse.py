@@ -23,31 +23,24 @@ from op_registry.authoring import (
     as_int8,
     being_traced,
     call,
-    concatenated,
-    distance,
     first_of,
-    full_mask,
-    grid_coordinates,
-    groups_of,
-    in_base_order,
     intersect,
-    joint_sums,
-    known_to_hold,
-    lead_operand,
-    lookup,
-    map_tensors,
     on_call,
     raise_error_of_torch,
     shown,
-    sparse_dims_first,
-    to_base_order,
     to_dense,
     valid_in_all,
 )
+from op_registry.dimensions.sizes import known_to_hold
 from op_registry.ops.losses import classification
 from op_registry.ops.losses import rules as losses
 from op_registry.ops.losses.classification import Labels, class_dim, reduced_over_rows, weighted_rows
 from op_registry.ops.losses.rules import reduced
+from op_registry.records.dense import map_tensors
+from op_registry.records.layout import concatenated, full_mask
+from op_registry.sparse.convert import grid_coordinates, lookup
+from op_registry.sparse.on_values import distance, joint_sums, lead_operand
+from op_registry.sparse.permuted import groups_of, in_base_order, sparse_dims_first, to_base_order
 
 aten = torch.ops.aten
 

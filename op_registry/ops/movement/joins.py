@@ -21,29 +21,31 @@ from op_registry.authoring import (
     CHOICE,
     JOIN,
     Dense,
-    Joined,
     NotLowered,
     Sparse,
-    Traits,
     Unknown,
     align_to,
     aligned_validity,
     as_int8,
     broadcast_along,
     broadcast_to,
-    choose,
-    coalesce,
-    concat_values,
-    drop_invalid,
     intersect,
-    joinable_validities,
-    layout_with_room,
     masked_rule,
     run_movement,
     to_dense,
+)
+from op_registry.dimensions.movements import Joined
+from op_registry.records.arguments import choose
+from op_registry.records.layout import joinable_validities
+from op_registry.sparse.convert import (
+    coalesce,
+    concat_values,
+    drop_invalid,
+    layout_with_room,
     to_layout,
     with_sparse_dims,
 )
+from op_registry.traits import Traits
 
 aten = torch.ops.aten
 

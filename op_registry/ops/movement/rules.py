@@ -21,22 +21,19 @@ from op_registry.authoring import (
     Dense,
     Equation,
     MaskedSemanticsError,
-    Moved,
     Number,
-    OnDiagonal,
-    Repeated,
     Unknown,
-    Windows,
     aligned_validity,
     as_int8,
     broadcast_along,
     contract,
-    expand_validity,
     known_all_valid,
     masked_rule,
     movement,
-    with_leading_dims,
 )
+from op_registry.dimensions.movements import Moved, OnDiagonal, Repeated, Windows
+from op_registry.records.arguments import with_leading_dims
+from op_registry.records.layout import expand_validity
 
 aten = torch.ops.aten
 

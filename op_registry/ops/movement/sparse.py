@@ -19,39 +19,34 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    ALONG_BASE_DIM,
-    ON_STORED_ROWS,
     AnyRecord,
     Coordinates,
     Dense,
-    Groups,
     NotLowered,
     Permuted,
     Sparse,
     call,
-    concat_values,
-    expand_sparse,
-    keeps_dims_in_view,
-    lowers,
-    map_dense_dim,
-    one_element_but_along,
     ravel,
-    regrouped,
-    repeat_sparse,
     shape_alone,
     shown,
-    shown_as,
-    shown_without,
-    sparse_dims_first,
-    to_base_order,
-    unpadded_elements,
     unravel,
-    with_coordinates,
-    with_sparse_dims,
     wrap_dim,
 )
 from op_registry.ops.movement import joins, views
 from op_registry.ops.movement import rules as movement
+from op_registry.records.arguments import one_element_but_along
+from op_registry.records.layout import regrouped
+from op_registry.sparse.convert import (
+    concat_values,
+    expand_sparse,
+    repeat_sparse,
+    unpadded_elements,
+    with_coordinates,
+    with_sparse_dims,
+)
+from op_registry.sparse.on_values import ON_STORED_ROWS, lowers, map_dense_dim
+from op_registry.sparse.permuted import Groups, keeps_dims_in_view, shown_as, sparse_dims_first, to_base_order
+from op_registry.sparse.slicewise import ALONG_BASE_DIM, shown_without
 
 aten = torch.ops.aten
 

@@ -8,23 +8,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.authoring import (
-    NotLowered,
-    Number,
-    Permuted,
-    Sparse,
-    lowers,
-    map_dense_dim,
-    select_along,
-    shape_alone,
-    slice_of,
-    unpadded_elements,
-    with_coordinates,
-    wrap_dim,
-)
+from op_registry.authoring import NotLowered, Number, Permuted, Sparse, shape_alone, wrap_dim
 from op_registry.ops.movement import rules as movement
 from op_registry.ops.movement import views
 from op_registry.ops.movement.sparse import last_sparse_dim_last
+from op_registry.sparse.convert import unpadded_elements, with_coordinates
+from op_registry.sparse.on_values import lowers, map_dense_dim, select_along, slice_of
 
 aten = torch.ops.aten
 

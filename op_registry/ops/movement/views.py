@@ -18,29 +18,28 @@ from torch._ops import OpOverload
 
 from op_registry.authoring import (
     MOVEMENT,
-    ON_PERMUTED_VALUES,
-    ON_VALUES,
     PLUMBING,
     Along,
-    Cut,
     Dense,
     Elementwise,
     Equation,
     Permuted,
-    Reshaped,
     Sparse,
     Unknown,
-    View,
     aligned_validity,
     broadcast_along,
-    expand_validity,
-    known_to_hold,
     masked_rule,
+)
+from op_registry.dimensions.sizes import known_to_hold
+from op_registry.dimensions.views import Cut, Reshaped, View
+from op_registry.records.arguments import with_leading_dims
+from op_registry.records.layout import (
+    expand_validity,
     offset_within_data,
     reshape_validity,
     validity_in_strides_of_data,
-    with_leading_dims,
 )
+from op_registry.sparse.on_values import ON_PERMUTED_VALUES, ON_VALUES
 
 aten = torch.ops.aten
 

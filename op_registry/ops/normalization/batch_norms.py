@@ -25,14 +25,13 @@ from op_registry.authoring import (
     NotLowered,
     Rule,
     Sparse,
-    Spread,
     Unknown,
     accumulation_dtype,
-    bind_by_name,
     masked_slices,
     on_call,
     valid_in_all,
 )
+from op_registry.bound import bind_by_name
 from op_registry.ops.normalization.channels import (
     Channels,
     StoredChannels,
@@ -42,6 +41,7 @@ from op_registry.ops.normalization.channels import (
     with_dense_parameters,
 )
 from op_registry.ops.normalization.norms import affine, saved_statistics
+from op_registry.records.slices import Spread
 
 aten = torch.ops.aten
 

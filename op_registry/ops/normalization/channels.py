@@ -13,31 +13,29 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    COO,
     NORMALIZATION,
     AnyRecord,
     Bound,
     Dense,
-    DenseSlices,
     Equation,
-    Moments,
     NotLowered,
-    Over,
-    Segments,
     Sparse,
     aligned_validity,
-    at_elements,
-    bind_by_name,
     masked_slices,
     on_call,
-    pattern_of,
-    reshape_validity,
-    result_dtype,
     to_dense,
     unravel,
     valid_in_all,
 )
+from op_registry.autocast import result_dtype
+from op_registry.bound import bind_by_name
 from op_registry.ops.normalization.norms import affine, standardised, with_validity
+from op_registry.records.layout import reshape_validity
+from op_registry.records.slices import DenseSlices, Moments, Over
+from op_registry.sparse.layout import COO
+from op_registry.sparse.record import pattern_of
+from op_registry.sparse.segments import Segments
+from op_registry.sparse.slicewise import at_elements
 
 aten = torch.ops.aten
 

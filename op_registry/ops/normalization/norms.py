@@ -19,22 +19,19 @@ from torch._ops import OpOverload, OpOverloadPacket
 from op_registry.authoring import (
     NORMALIZATION,
     Dense,
-    LastDims,
-    Moments,
-    Over,
     Unknown,
     accumulation_dtype,
     being_traced,
     by_rule,
-    fill_in_place,
     gradients_may_flow,
     masked_slices,
-    moments,
-    nonzero_count,
     over_slices,
-    result_dtype,
     valid_in_all,
 )
+from op_registry.autocast import result_dtype
+from op_registry.dimensions.slices import LastDims
+from op_registry.records.fill import fill_in_place
+from op_registry.records.slices import Moments, Over, moments, nonzero_count
 
 aten = torch.ops.aten
 

@@ -18,13 +18,12 @@ from op_registry.authoring import (
     Dense,
     Slices,
     fill_where_invalid,
-    filled_for_exp_alone,
     intersect,
     masked_rule,
     masked_slices,
     opaque,
-    slices_on_all,
 )
+from op_registry.records.slices import filled_for_exp_alone, slices_on_all
 
 aten = torch.ops.aten
 

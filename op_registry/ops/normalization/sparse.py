@@ -11,23 +11,14 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.authoring import (
-    COO,
-    Dense,
-    NotLowered,
-    Segments,
-    Sparse,
-    autocast_on,
-    call,
-    few_of,
-    lowers_by_segments,
-    segment_exponentials,
-    to_dense,
-    unique_keys,
-    with_coordinates,
-)
+from op_registry.authoring import Dense, NotLowered, Sparse, autocast_on, call, to_dense
 from op_registry.ops.normalization import norms
 from op_registry.ops.normalization import softmax as softmax_rules
+from op_registry.sparse.convert import with_coordinates
+from op_registry.sparse.coordinates import unique_keys
+from op_registry.sparse.layout import COO
+from op_registry.sparse.segments import Segments, few_of, segment_exponentials
+from op_registry.sparse.slicewise import lowers_by_segments
 
 aten = torch.ops.aten
 

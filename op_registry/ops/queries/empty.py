@@ -12,7 +12,8 @@ import torch
 from torch._ops import OpOverload
 from torch.distributions import von_mises
 
-from op_registry.authoring import REDUCTION, Dense, Run, Sparse, call, inside, to_dense
+from op_registry.authoring import REDUCTION, Dense, Sparse, call, inside, to_dense
+from op_registry.rule import Run
 
 aten = torch.ops.aten
 

@@ -17,12 +17,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
-    COO,
     QUERY,
     Along,
     Bound,
     Dense,
-    InvalidValueError,
     MaskedSemanticsError,
     NotLowered,
     Number,
@@ -32,27 +30,25 @@ from op_registry.authoring import (
     as_int8,
     broadcast_to,
     data_of,
-    has_values,
     highest,
     intersect,
     known_all_valid,
-    lookup,
     lowest,
     masked_rule,
     on_call,
-    on_signed_bits,
     packet_name,
     raise_error_of_torch,
     ravel,
     reduction,
     run_opaque,
     shape_alone,
-    sorted_coordinates,
-    to_layout,
-    valid_elements,
-    valid_elements_of,
     valid_in_all,
 )
+from op_registry.errors import InvalidValueError
+from op_registry.records.arguments import on_signed_bits
+from op_registry.records.tracing import has_values
+from op_registry.sparse.convert import lookup, sorted_coordinates, to_layout, valid_elements, valid_elements_of
+from op_registry.sparse.layout import COO
 
 aten = torch.ops.aten
 

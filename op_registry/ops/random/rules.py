@@ -33,15 +33,12 @@ from op_registry.authoring import (
     Dense,
     Elementwise,
     Equation,
-    LastDims,
     NotLowered,
     Number,
     Permuted,
     Sparse,
-    Traits,
     as_bool,
     elementwise,
-    hand_on,
     intersect,
     masked_rule,
     on_call,
@@ -52,6 +49,9 @@ from op_registry.authoring import (
     shown,
     whole_validity,
 )
+from op_registry.dimensions.slices import LastDims
+from op_registry.records.fill import hand_on
+from op_registry.traits import Traits
 
 aten = torch.ops.aten
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry import extents
 from op_registry.authoring import (
     MOVEMENT,
     Dense,
@@ -21,13 +22,11 @@ from op_registry.authoring import (
     Number,
     Unknown,
     aligned_validity,
-    expand_validity,
-    extents,
-    joinable_validities,
     known_all_valid,
     masked_rule,
     packet_name,
 )
+from op_registry.records.layout import expand_validity, joinable_validities
 
 aten = torch.ops.aten
 

@@ -38,27 +38,25 @@ from op_registry.authoring import (
     Unknown,
     aligned_validity,
     all_valid,
-    arange_along,
     as_bool,
     as_int8,
     autocast_on,
     by_rule,
-    expand_validity,
-    groups_of,
     intersect,
-    map_tensors,
     masked_rule,
     on_call,
     packet_name,
-    product_validity,
     results_like,
     shown,
-    transposed,
-    unite,
-    valid_first_positions,
-    without_invalid,
 )
 from op_registry.ops.recurrent.packing import known_sizes
+from op_registry.records.dense import map_tensors
+from op_registry.records.layout import expand_validity
+from op_registry.records.slices import arange_along, valid_first_positions
+from op_registry.records.sums import product_validity, transposed
+from op_registry.records.validity import unite
+from op_registry.sparse.convert import without_invalid
+from op_registry.sparse.permuted import groups_of
 
 aten = torch.ops.aten
 

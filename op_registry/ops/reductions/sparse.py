@@ -13,23 +13,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.authoring import (
-    Dense,
-    NotLowered,
-    Over,
-    Segments,
-    Sparse,
-    abs_squared,
-    accumulation_dtype,
-    as_bool,
-    distance,
-    extremum,
-    is_inexact,
-    lowers_by_segments,
-    safe_sqrt,
-    segment_exponentials,
-)
+from op_registry.authoring import Dense, NotLowered, Sparse, accumulation_dtype, as_bool, safe_sqrt
 from op_registry.ops.reductions import rules as reductions
+from op_registry.records.slices import Over, abs_squared, extremum, is_inexact
+from op_registry.sparse.on_values import distance
+from op_registry.sparse.segments import Segments, segment_exponentials
+from op_registry.sparse.slicewise import lowers_by_segments
 
 # ----------------------------------------------------------------------------------------------------------------- sums
 

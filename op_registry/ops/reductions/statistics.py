@@ -23,16 +23,13 @@ from op_registry.authoring import (
     accumulation_dtype,
     as_bool,
     as_int8,
-    autocast_off,
     being_traced,
-    detached_data,
-    flattened,
-    is_inexact,
     masked_slices,
-    result_dtype,
-    sort_valid,
     valid_in_all,
 )
+from op_registry.autocast import autocast_off, result_dtype
+from op_registry.records.dense import detached_data
+from op_registry.records.slices import flattened, is_inexact, sort_valid
 
 aten = torch.ops.aten
 

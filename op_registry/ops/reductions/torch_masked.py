@@ -42,8 +42,8 @@ from op_registry.authoring import (
     masked_rule,
     shape_alone,
     to_dense,
-    wrap_dims,
 )
+from op_registry.records.arguments import wrap_dims
 
 aten = torch.ops.aten
 

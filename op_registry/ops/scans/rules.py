@@ -12,20 +12,9 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
-from op_registry.authoring import (
-    SCAN,
-    Dense,
-    Equation,
-    Slices,
-    filled_for_exp,
-    gradients_may_flow,
-    identity_of,
-    known_in_forward,
-    masked_rule,
-    masked_slices,
-    scan,
-    valid_first_positions,
-)
+from op_registry.authoring import SCAN, Dense, Equation, Slices, gradients_may_flow, masked_rule, masked_slices, scan
+from op_registry.dimensions.sizes import known_in_forward
+from op_registry.records.slices import filled_for_exp, identity_of, valid_first_positions
 
 aten = torch.ops.aten
 

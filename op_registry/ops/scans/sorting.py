@@ -28,33 +28,34 @@ from op_registry.authoring import (
     REDUCTION,
     SORTING,
     Dense,
-    DenseSlices,
     Equation,
     MaskedSemanticsError,
-    Order,
     Permuted,
-    Run,
     Slices,
     Sparse,
-    arange_along,
     as_int8,
-    computed_at_once,
-    concatenated,
-    extremum,
-    flattened,
     gradients_may_flow,
     known_all_valid,
-    known_to_hold,
     masked_rule,
     masked_slices,
-    may_be_read,
     never,
     packet_name,
-    reduced_dims,
     results_like,
+)
+from op_registry.dimensions.sizes import known_to_hold
+from op_registry.records.layout import concatenated
+from op_registry.records.slices import (
+    DenseSlices,
+    Order,
+    arange_along,
+    extremum,
+    flattened,
+    reduced_dims,
     sort_valid,
     squeeze_reduced,
 )
+from op_registry.records.tracing import computed_at_once, may_be_read
+from op_registry.rule import Run
 
 aten = torch.ops.aten
 # The elements that are put in order at a time where few of them are asked for.

@@ -26,14 +26,12 @@ from op_registry.authoring import (
     Equation,
     aligned_validity,
     as_int8,
-    bind_by_name,
     broadcast_along,
-    divided_by_rows,
     intersect,
-    is_divided,
     masked_rule,
-    undivided,
 )
+from op_registry.bound import bind_by_name
+from op_registry.records.divided import divided_by_rows, is_divided, undivided
 
 aten = torch.ops.aten
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from op_registry import extents
 from op_registry.authoring import (
     MOVEMENT,
     POOLING,
@@ -37,16 +38,15 @@ from op_registry.authoring import (
     as_bool,
     as_int8,
     by_rule,
-    extents,
     intersect,
     masked_rule,
     on_call,
     packet_name,
-    select_along,
     shape_alone,
 )
 from op_registry.ops.windows.padding import Geometry, crops, numbered_after, per_sample, placed
 from op_registry.ops.windows.pooling import averaged, numeric_validity, spatial_dims
+from op_registry.sparse.on_values import select_along
 
 aten = torch.ops.aten
 

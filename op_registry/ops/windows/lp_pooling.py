@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from op_registry.authoring import POOLING, Bound, Dense, by_rule, extents, inside, registry
+from op_registry import extents
+from op_registry.authoring import POOLING, Bound, Dense, by_rule, inside
 from op_registry.ops.windows import padding as padding_of_samples
 from op_registry.ops.windows.convolution import Sizes, per_dim
 from op_registry.ops.windows.padding import crops, per_sample
 from op_registry.ops.windows.pooling import spatial_dims
+from op_registry.registry import registry
 
 aten = torch.ops.aten
 

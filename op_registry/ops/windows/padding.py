@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from op_registry import extents
 from op_registry.authoring import (
     CONTRACTION,
     MOVEMENT,
@@ -35,16 +36,15 @@ from op_registry.authoring import (
     aligned_validity,
     as_bool,
     as_int8,
-    extents,
     intersect,
     lowest,
-    map_tensors,
     masked_rule,
     packet_name,
 )
 from op_registry.ops.windows import convolution, pooling
 from op_registry.ops.windows.convolution import per_dim
 from op_registry.ops.windows.pooling import averaged, numeric_validity, spatial_dims, whole
+from op_registry.records.dense import map_tensors
 
 aten = torch.ops.aten
 

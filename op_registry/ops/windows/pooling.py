@@ -25,13 +25,13 @@ from op_registry.authoring import (
     as_bool,
     as_int8,
     autocast_on,
-    bind_by_name,
     fill_where_invalid,
     intersect,
-    known_in_forward,
     lowest,
     masked_rule,
 )
+from op_registry.bound import bind_by_name
+from op_registry.dimensions.sizes import known_in_forward
 from op_registry.ops.windows.convolution import Sizes
 
 aten = torch.ops.aten
