@@ -88,7 +88,7 @@ def warn_of_unchecked_sparse_tensors() -> None:
     # torch 2.13: unnecessary (calls that say check_invariants warn of nothing).
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.sparse_coo_tensor(size=(0,), device="cpu", check_invariants=False)
+        torch.sparse_coo_tensor(size=(0,), device="cpu", check_invariants=False)  # type: ignore[call-arg]
 
 
 def all_gather_single() -> Callable[..., Any]:
