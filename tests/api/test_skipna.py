@@ -319,7 +319,7 @@ def test_errors_are_torchs_own_or_say_what_to_do() -> None:
         md.sum(masked(), 7, min_count=2)
 
 
-@pytest.mark.parametrize("name", [n for n in dir(reductions) if n in md.__all__])
+@pytest.mark.parametrize("name", [n for n in dir(reductions) if n in md.__all__ and n != "MaskedTensor"])
 def test_each_says_what_it_takes(name: str) -> None:
     function = getattr(md, name)
     assert function.__name__ == name

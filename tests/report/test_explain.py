@@ -206,7 +206,7 @@ def test_everything_about_an_operator() -> None:
     assert {"aten.cumsum.default", "aten.cumsum.out (written back)"} <= {*explained["serves"].split(", ")}
     assert explained["lowering"].startswith("COO, CSR, CSC, BSR, BSC, packed: ")
     assert re.search(r"tried as .*: (\d+) of \1 sample calls stay sparse", explained["lowering"])
-    assert "op_registry/conformance/oracles/slices.py:" in explained["oracle"]
+    assert "op_registry/conformance/oracles/by_category.py:" in explained["oracle"]
     assert "torch's operator database: cumsum" in explained["samples"]
     assert explained["gaps"] == "none"
 
