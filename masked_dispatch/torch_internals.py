@@ -101,8 +101,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C import DispatchKey
@@ -112,6 +112,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.library import Library
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing import _comparison
 from torch.utils import _python_dispatch, _pytree
 from torch.utils.data._utils.collate import collate as collate
@@ -119,6 +120,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map as default_co
 from torch.utils.hooks import RemovableHandle
 
 from op_registry.errors import MaskedSemanticsError
+from op_registry.records.validity import writes_of_graphs_to_masks
 
 if TYPE_CHECKING:
     from torch._dynamo.comptime import ComptimeContext as ComptimeContext
@@ -348,8 +350,49 @@ def as_value(tensor: torch.Tensor) -> torch.Tensor:
     only carry shapes, are copied.)
     """
     if isinstance(tensor, FunctionalTensor):
-        return FunctionalTensor.to_functional(tensor.from_functional())
+        value = FunctionalTensor.to_functional(tensor.from_functional())
+        _remember_source(value, tensor)
+        return value
     return tensor.clone()
+
+
+class _Source(NamedTuple):
+    """Whose value a storage has, since a number of writes. (While a weak reference exists, no other has its address.)"""
+
+    own: StorageWeakRef
+    source: StorageWeakRef
+    writes: int
+
+
+_sources: dict[int, _Source] = {}
+
+
+def _remember_source(value: torch.Tensor, tensor: torch.Tensor) -> None:
+    own = StorageWeakRef(value.untyped_storage())
+    for address in [address for address, source in list(_sources.items()) if source.own.expired()]:
+        _sources.pop(address, None)
+    _sources[own.cdata] = _Source(own, StorageWeakRef(tensor.untyped_storage()), writes_of_graphs_to_masks())
+
+
+def place_in_graph(tensor: torch.Tensor) -> Hashable:
+    """Where a mask lies in AOTAutograd's functional memory: two masks at equal places are equal. None for other tensors.
+
+    A value lies where the tensor does that it was taken from, until a graph writes to a mask. Two arguments of a graph
+    never lie at one place: they may share memory now, and not when it runs again.
+    """
+    if type(tensor) is not FunctionalTensor:
+        return None
+    storage = tensor.untyped_storage()._cdata
+    while (found := _sources.get(storage)) is not None and found.writes == writes_of_graphs_to_masks():
+        storage = found.source.cdata
+    sizes, strides = map(_written, tensor.shape), map(_written, tensor.stride())
+    steps = tuple((n, 0 if n == 1 else stride) for n, stride in zip(sizes, strides, strict=True))
+    return storage, tensor.dtype, _written(tensor.storage_offset()), steps
+
+
+def _written(size: int | torch.SymInt) -> Hashable:
+    """A size as it is written: comparing symbols asks whether they are equal for all values, and takes longer."""
+    return size if type(size) is int else size.node.expr  # type: ignore[union-attr]
 
 
 def copied_back_by_aot(data: torch.Tensor) -> bool:

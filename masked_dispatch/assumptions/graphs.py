@@ -30,7 +30,7 @@ from masked_dispatch.compiler_internals import (
     pending_sizes,
     sizes_to_be_found,
 )
-from masked_dispatch.torch_internals import as_value
+from masked_dispatch.torch_internals import as_value, place_in_graph
 
 
 @assumption(11, "AOTDispatchAutograd.process_runtime_tangent(x, meta, ...) coerces runtime tangents")
@@ -73,6 +73,9 @@ def a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
         calls.append(type(x).__name__)
         y = x + 1
         before = as_value(y)
+        expect_equal(place_in_graph(before[1:]), place_in_graph(y[1:]))
+        expect(place_in_graph(y[1:]) != place_in_graph(y[:1]))
+        expect(place_in_graph(y.clone()) != place_in_graph(y))
         y.mul_(2)
         return before, y
 
@@ -80,6 +83,7 @@ def a_functional_tensor_holds_a_value_until_it_is_written_to() -> None:
         graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
         return graph
 
+    expect(place_in_graph(torch.ones(2)) is None)
     before, after = aot_function(function, fw_compiler=keep, bw_compiler=nop)(torch.ones(2))
     expect_equal((before.tolist(), after.tolist()), ([2, 2], [4, 4]))
     expect_equal(graphs, [[torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor]])

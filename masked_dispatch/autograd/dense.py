@@ -42,7 +42,7 @@ from op_registry.records.arguments import with_leading_dims
 from op_registry.records.dense import Dense, same_sizes
 from op_registry.records.fill import OwnFunction, fill_where_invalid, hand_on, zero_where_invalid
 from op_registry.records.tracing import being_traced, savable, traced_elsewhere
-from op_registry.records.validity import as_int8, intersect
+from op_registry.records.validity import as_int8, intersect, is_same_memory
 from op_registry.sparse.record import Pattern
 
 
@@ -212,7 +212,7 @@ def masked_gradient(grad: Tensor, validity: Tensor | None) -> Tensor:
         grad = grad._stored_densely()
         if grad._validity is validity:
             return grad
-        grad = plain_gradient(grad, None)
+        grad = data_under(grad, validity)
     return wrap_record(Dense(grad, validity))
 
 
@@ -236,7 +236,9 @@ def data_under(grad: Tensor, validity: Tensor | None) -> Tensor:
     """A gradient as a plain tensor: as it is stored if its mask is `validity`, else zero where it is invalid."""
     if not torch.compiler.is_dynamo_compiling() and isinstance(grad, MaskedTensor):
         record = unwrap(grad._stored_densely())
-        return record.data if record.validity is validity else zero_where_invalid(record.data, record.validity)
+        if record.validity is validity or is_same_memory(record.validity, validity):
+            return record.data
+        return zero_where_invalid(record.data, record.validity)
     return plain_gradient(grad, None)
 
 

@@ -71,6 +71,7 @@ from masked_dispatch.torch_internals import (
     DispatchKeySet,
     aten_names,
     higher_order,
+    place_in_graph,
     recording,
     redispatch,
     schema_of,
@@ -452,6 +453,7 @@ def install() -> None:
         stands_for_value_of_graph,
         carries_older_vmap,
         values_in_transform,
+        place_in_graph,
     )
     MaskedTensor.__torch_dispatch__ = classmethod(below_autograd)  # type: ignore[assignment,method-assign]
     follow_registry()

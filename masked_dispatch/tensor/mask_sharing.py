@@ -324,7 +324,7 @@ def shared_validity(tensor: MaskedTensor) -> Tensor | None:
     if tensor._carries_transform or being_traced(tensor._data):
         # A later write cannot copy the memory first, so give the result its own copy now.
         graph_writes = family.graph_writes
-        written_later = graph_writes is None or graph_writes.seen or family.in_place
+        written_later = family.in_place or (graph_writes is not None and graph_writes.seen)
         return _snapshot(tensor, validity, family.writes, torch.clone if written_later else as_value)
     if family.in_place:
         # Other processes write without raising the version, which the caches on a validity rely on.
@@ -378,7 +378,11 @@ def copy_validity_before_views(base: MaskedTensor) -> None:
             # Batched like the data.
             base._stored_validity = torch.zeros_like(base._data, dtype=torch.int8) + base._stored_validity
         else:
-            base._stored_validity = base._stored_validity.clone()
+            # Until the family is written to, results share what was copied, and are known to have one mask.
+            base._snapshot = (0, base._stored_validity)
+            repeats = any(type(stride) is int and stride == 0 for stride in base._stored_validity.stride())
+            taken = torch.clone if repeats else as_value  # (elements that share memory cannot be written to)
+            base._stored_validity = taken(base._stored_validity)
 
 
 def check_write(tensor: MaskedTensor) -> None:

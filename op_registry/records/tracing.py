@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ readable: dict[type, Callable[[Tensor], bool]] = {}
 # The same layer sets this: is a tensor a batch of torch's older vmap (`is_grads_batched`), which hides its memory?
 _batch_probe: list[Callable[[Tensor], bool]] = [lambda tensor: False]
 
+# The same layer sets this: where a mask lies in a graph under construction; None where that is unknown.
+_place_probe: list[Callable[[Tensor], Hashable]] = [lambda tensor: None]
 # The same layer sets this: the values of a tensor that carries a transform of torch.func.
 _values_probe: list[Callable[[Tensor], Tensor]] = [lambda tensor: tensor]
 
@@ -30,17 +32,20 @@ def set_transform_probes(
     in_graph: Callable[[Tensor], bool],
     batch: Callable[[Tensor], bool],
     values: Callable[[Tensor], Tensor],
+    place: Callable[[Tensor], Hashable],
 ) -> None:
     """Set the functions that tell whether a transform or forward mode, functorch alone, or make_fx is running.
 
     in_graph  whether a subclass instance stands for a value of a graph under construction
     batch     whether a tensor is a batch of torch's older vmap
     values    the values of a tensor that carries a transform
+    place     where a mask lies in a graph under construction; two that lie at equal places are equal
     """
     _transform_probes[:] = [transform, functorch, recording]
     _graph_probe[0] = in_graph
     _batch_probe[0] = batch
     _values_probe[0] = values
+    _place_probe[0] = place
 
 
 def under_transform() -> bool:
@@ -51,6 +56,12 @@ def under_transform() -> bool:
 def values_of(tensor: Tensor) -> Tensor:
     """The values of a tensor, of all examples if it carries a vmap."""
     return _values_probe[0](tensor)
+
+
+def at_one_place_in_graph(a: Tensor, b: Tensor) -> bool:
+    """Whether two masks of a graph under construction are known to be one: they lie at one place."""
+    place = _place_probe[0](a)
+    return place is not None and place == _place_probe[0](b)
 
 
 def assert_when_run(condition: Tensor, text: str) -> None:

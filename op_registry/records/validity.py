@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.arguments import seen_as
-from op_registry.records.tracing import being_traced, computed_at_once, under_transform
+from op_registry.records.tracing import at_one_place_in_graph, being_traced, computed_at_once, under_transform
 
 
 def as_bool(validity: Tensor) -> Tensor:
@@ -45,7 +45,8 @@ def intersect(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Valid where both are valid; None means all valid. Intersecting a mask object with itself is free."""
     if a is None or a is b:
         return b
-    if b is None or ((a._base is not None or b._base is not None) and is_same_memory(a, b)):  # (views of one mask)
+    may_be_one = b is not None and (type(a) is not Tensor or a._base is not None or b._base is not None)
+    if b is None or (may_be_one and is_same_memory(a, b)):  # (views of one mask)
         return a
     a, b = as_int8(a), as_int8(b)
     return a & b if type(a) is type(b) is Tensor else in_order(a) & in_order(b)
@@ -113,8 +114,10 @@ def on_device_of(data: Tensor, validity: Tensor | None) -> Tensor | None:
 
 def is_same_memory(a: Tensor | None, b: Tensor | None) -> bool:
     """Whether two masks are one, or show one memory alike, as those of halves of features do."""
-    if a is b or a is None or b is None or type(a) is not Tensor or type(b) is not Tensor:
+    if a is b or a is None or b is None:
         return a is b
+    if type(a) is not Tensor or type(b) is not Tensor:
+        return at_one_place_in_graph(a, b)
     if a.shape != b.shape or not computed_at_once(a, b):
         return False
     if a.stride() != b.stride() and any(
@@ -191,6 +194,11 @@ def graph_writes_to_masks() -> None:
     """Forget what was made of masks: a graph under construction writes to one, and others may be views of it."""
     global _graph_writes
     _graph_writes += 1
+
+
+def writes_of_graphs_to_masks() -> int:
+    """How often graphs have written to masks: what is known of a mask holds until the next time."""
+    return _graph_writes
 
 
 class _KeptInGraph:
