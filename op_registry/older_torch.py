@@ -2,7 +2,7 @@
 
 Everything asks for a kernel or a name, never for a version, and says which release makes it unnecessary. When that is
 the oldest of masked_dispatch.versions.TESTED, remove it here and where it is used. (The releases from which a
-replacement in torch is needed, or no longer, are in masked_dispatch/replacements/table.py.)
+replacement in torch is needed, or no longer, are in masked_dispatch/replacements.py.)
 """
 
 from __future__ import annotations
