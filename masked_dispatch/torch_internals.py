@@ -357,7 +357,7 @@ def as_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Source(NamedTuple):
-    """Whose value a storage has, since a number of writes. (While a weak reference exists, no other has its address.)"""
+    """Whose value a storage has, since a number of writes. (While a weak reference exists, its address is its own.)"""
 
     own: StorageWeakRef
     source: StorageWeakRef
@@ -375,7 +375,7 @@ def _remember_source(value: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def place_in_graph(tensor: torch.Tensor) -> Hashable:
-    """Where a mask lies in AOTAutograd's functional memory: two masks at equal places are equal. None for other tensors.
+    """Where a mask lies in AOTAutograd's functional memory: masks at equal places are equal. None for other tensors.
 
     A value lies where the tensor does that it was taken from, until a graph writes to a mask. Two arguments of a graph
     never lie at one place: they may share memory now, and not when it runs again.

@@ -42,7 +42,7 @@ Call = Callable[..., Any]
 
 
 def on_dense(op: OpOverload, x: Dense, *args: Any, **kwargs: Any) -> Any:
-    """Run the operator by its rule. Moving heads keeps the record's remembered zeros (records/zeros.py)."""
+    """Run the operator by its rule. Moving heads keeps the record's remembered zeros (records/fill.py)."""
     result = by_rule(op, x, *args, **kwargs)
     if op in _MOVES and x.validity is not None:
         for part in result if isinstance(result, (list, tuple)) else [result]:
