@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions.labels import Labels, Window
+from op_registry.dimensions.labels import Dimension, Label, Labels, Window
 from op_registry.dimensions.movements import Moved
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
@@ -44,7 +44,7 @@ from op_registry.extents.follow import (
     without,
 )
 from op_registry.extents.found import with_count
-from op_registry.extents.meetings import check_holds, combined, with_sizes
+from op_registry.extents.meetings import carried, check_holds, combined
 from op_registry.extents.slices import hand_on, keeps_all
 from op_registry.records.dense import Dense
 from op_registry.records.extent import (
@@ -281,8 +281,13 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     if by_itself and (
         len(lead) == 1 or any(f.along[d] is not None for f in factors_of(record) for d in range(1, len(lead)))
     ):
-        flat = _in_sizes(record, (math.prod(lead), 1, *record.shape[len(lead) :]))
-        result = for_each(call.with_(**{name: flat}).run(rule), lambda r: _in_sizes(r, (*lead, *r.shape[2:])))
+        apart: tuple[Dimension, ...] = tuple(range(record.ndim))
+        merged = (tuple(range(len(lead))), *apart[len(lead) :]) if len(lead) > 1 else apart
+        flat = _with_channel(_reshaped(record, (math.prod(lead), *record.shape[len(lead) :]), apart, merged))
+        result = for_each(
+            call.with_(**{name: flat}).run(rule),
+            lambda r: _reshaped(_without_channel(r), (*lead, *r.shape[2:]), merged, apart),
+        )
     else:
         result = call.with_(**{name: record}).run(rule)
     # Every window of a sample's own has a result, and no other has: where nothing is missing, that is the mask.
@@ -340,12 +345,30 @@ def _counted(result: Dense, dims: Sequence[int], is_mask: bool) -> Dense:
     return Dense(result.data, result.validity, extent_of(factors, is_mask))
 
 
-def _in_sizes(record: Dense, size: Sequence[int]) -> Dense:
-    """The same elements in other sizes: of samples whose dimensions are merged or split, with one channel or none."""
-    factors = [with_sizes(f, record.shape, size) for f in factors_of(record)]
-    validity = None if record.validity is None else reshape_validity(record.validity, record.shape, size)
+def _with_channel(record: Dense) -> Dense:
+    """The record with one channel, in dimension 1. (Sizes do not tell it from samples of one position.)"""
+    factors = [f.moved((f.along[0], None, *f.along[1:]), lambda t: t.unsqueeze(1)) for f in factors_of(record)]
+    return _like(record, record.map(lambda t: t.unsqueeze(1)), factors)
+
+
+def _without_channel(record: Dense) -> Dense:
+    """The record without its one channel."""
+    factors = [f.moved((f.along[0], *f.along[2:]), lambda t: t.squeeze(1)) for f in factors_of(record)]
+    return _like(record, record.map(lambda t: t.squeeze(1)), factors)
+
+
+def _like(record: Dense, moved: Dense, factors: Sequence[Factor]) -> Dense:
     is_mask = record.extent is not None and record.extent.is_mask
-    return Dense(record.data.reshape(size), validity, extent_of(factors, is_mask))
+    return Dense(moved.data, moved.validity, extent_of(factors, is_mask))
+
+
+def _reshaped(record: Dense, size: Sequence[int], dims: Sequence[Dimension], new: Sequence[Dimension]) -> Dense:
+    """The same elements in other sizes: `dims` and `new` number the dimensions, of which one is merged of several."""
+    validity = record.validity
+    sizes: dict[Label, int] = dict(enumerate(size if len(size) > record.ndim else record.shape))
+    factors = [f for factor in factors_of(record) if (f := carried(factor, dims, new, sizes)) is not None]
+    v = None if validity is None else reshape_validity(validity, record.shape, size)
+    return _like(record, Dense(record.data.reshape(size), v), factors)
 
 
 def _croppable(call: Bound, record: Dense, dim: int, strided: bool) -> Dense:

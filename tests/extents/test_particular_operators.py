@@ -305,3 +305,12 @@ def test_another_number_of_samples_is_refused(name: str) -> None:
         md.MaskedSemanticsError, match=r"of 4 samples along dimension 2 its result has \d, none of these"
     ):
         OVER_SAMPLES[name](x.permute(1, 2, 0))
+
+
+def test_samples_of_one_position_are_padded_as_longer_ones_are() -> None:
+    """No size tells their one position from the one channel that windows of a batch get."""
+    x, samples = batch(0, 1, 1)
+    y = F.pad(x, (0, 0, 1, 0), value=5.0)
+    assert y.extent is not None
+    assert y.extent[..., 0].tolist() == [[True, False], [True, True], [True, True]]
+    same(y, samples, lambda s: F.pad(s, (0, 0, 1, 0), value=5.0))
