@@ -37,7 +37,7 @@ from masked_dispatch.assumptions.checks import (
     wrapper_class,
 )
 from masked_dispatch.autograd import dense
-from masked_dispatch.tensor.files import VERSION, load
+from masked_dispatch.tensor.file_format import VERSION, load
 from masked_dispatch.torch_internals import (
     NumberFormatter,
     default_collate_fn_map,

@@ -35,7 +35,7 @@ from masked_dispatch.distributed.agreement import described, named
 from masked_dispatch.replacements import replace
 from masked_dispatch.tensor.checks import contains_masked
 from masked_dispatch.tensor.extents import forget_extent, receive_extent
-from masked_dispatch.tensor.files import VERSION
+from masked_dispatch.tensor.file_format import VERSION
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, rebuild, with_extent, wrap
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, rebuild_sparse, stored_parts

@@ -27,7 +27,7 @@ from masked_dispatch.interop.crossing import as_masked, knows_padding, without_e
 from masked_dispatch.process import when_imported
 from masked_dispatch.replacements import replace, replace_entry
 from masked_dispatch.tensor.checks import contains_masked, is_given_masked
-from masked_dispatch.tensor.files import parts_of_extent
+from masked_dispatch.tensor.file_format import parts_of_extent
 from masked_dispatch.tensor.mask_sharing import ViewFamily
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, family_around, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, stored_around, stored_parts

@@ -10,7 +10,7 @@ memory.py         x.new_tensor, x.new and x.data = y; locks for in-place operati
 assignment.py     x[0, 1:] = v; elements that share a memory location
 checks.py         checks of the data and masks that callers pass
 arguments.py      checks of fills and of storage layouts
-files.py          the file format, its versions, reading files, and checks of what they contain
+file_format.py    the file format, its versions, reading files, and checks of what they contain
 leaving.py        methods that return no tensor, or ask for one piece of memory
 traced.py         what compiled graphs, and libraries with devices of their own, need of masked tensors
 shown.py          what is shown of a tensor of any size: a few elements, the valid share of each block

@@ -15,7 +15,7 @@ from masked_dispatch.policies import Mode, updating
 from masked_dispatch.tensor.arguments import checked_fill
 from masked_dispatch.tensor.assignment import as_source, put
 from masked_dispatch.tensor.extents import NAMES, ExtentPieces, pieces_of, take_extent_from_graph
-from masked_dispatch.tensor.files import (
+from masked_dispatch.tensor.file_format import (
     builder,
     check_extent,
     check_saved,

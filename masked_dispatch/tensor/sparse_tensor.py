@@ -16,7 +16,7 @@ from masked_dispatch.policies import Mode, Policy, densifying
 from masked_dispatch.policies import updating as current_updates
 from masked_dispatch.tensor.assignment import as_source, put
 from masked_dispatch.tensor.extents import NAMES, pieces_of, take_extent_from_graph
-from masked_dispatch.tensor.files import (
+from masked_dispatch.tensor.file_format import (
     builder,
     check_saved,
     own,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -180,8 +181,15 @@ def carried_to(
     device = result.device
     if device != record.device:
         factors = [factor.moved_by(lambda there: there.to(device)) for factor in factors]
-    moved = [carried(factor, operand, dims, sizes, broadcast) for factor in factors]
-    return [factor for factor in moved if factor is not None]
+    found = []
+    for factor in factors:
+        # (where the one position that is broadcast is not there, none of the result's is)
+        positions = {dim for dim, a in zip(operand, factor.along, strict=True) if numbers_positions(a)} & broadcast
+        moved = carried(factor, operand, dims, sizes, broadcast - positions)
+        if moved is not None and positions:
+            moved = moved.moved_by(operator.methodcaller("expand", [known[d] if d in positions else -1 for d in dims]))
+        found.append(moved)
+    return [factor for factor in found if factor is not None]
 
 
 def _has_empty(labels: Labels, sizes: Mapping[Label, int]) -> bool:

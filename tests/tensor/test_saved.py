@@ -16,8 +16,8 @@ from torch import Tensor
 
 import masked_dispatch as md
 from corrupted_files import tensor as tensor_of_kind
-from masked_dispatch.tensor import files, mask_sharing
-from masked_dispatch.tensor.files import VERSION, load
+from masked_dispatch.tensor import file_format, mask_sharing
+from masked_dispatch.tensor.file_format import VERSION, load
 from masked_dispatch.tensor.masked_tensor import rebuild as masked_rebuild
 from masked_dispatch.tensor.sparse_tensor import rebuild_sparse, rebuild_sparse_of, rebuild_stored, stored_parts
 
@@ -160,7 +160,7 @@ def test_files_of_the_second_version_are_read(kind: str) -> None:
 
 def test_copies_are_not_checked() -> None:
     """A copy of what is there costs no look at it."""
-    with mock.patch.object(files, "has_values", side_effect=AssertionError("looked at")):
+    with mock.patch.object(file_format, "has_values", side_effect=AssertionError("looked at")):
         for kind in ALL_KINDS:
             x = stored(kind)
             copy.copy(x)
