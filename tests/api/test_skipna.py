@@ -1,4 +1,4 @@
-"""The library's own reductions and scans: `skipna` and `min_count`, against loops over compressed slices."""
+"""The library's own reductions and scans: `skipna` and `min_count`, beside torch's function on the masked tensor."""
 
 from __future__ import annotations
 
@@ -16,140 +16,82 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import masked_dispatch as md
-from compressed_slices import results
 from masked_dispatch.api import reductions
-from skipped_rows import MASK, NAN, data, masked, same
+from skipped_rows import MASK, NAN, data, masked, results, same
 
-# Reductions that give numbers, with what they give for nothing (None: no such value), and arguments besides dim.
-VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "sum": (0.0, {}),
-    "nansum": (0.0, {}),
-    "prod": (1.0, {}),
-    "logsumexp": (-math.inf, {}),
-    "mean": (None, {}),
-    "nanmean": (None, {}),
-    "var": (None, {"correction": 0}),
-    "std": (None, {"correction": 0}),
-    "amax": (None, {}),
-    "amin": (None, {}),
-    "quantile": (None, {"q": 0.3}),
-    "nanquantile": (None, {"q": 0.3}),
-    "vector_norm": (0.0, {"ord": 3}),
+# What reductions give for nothing; the others have no such value.
+IDENTITIES = {
+    "sum": 0.0,
+    "nansum": 0.0,
+    "prod": 1.0,
+    "logsumexp": -math.inf,
+    "vector_norm": 0.0,
+    "any": 0.0,
+    "all": 1.0,
 }
-TRUTHS = {"any": False, "all": True}
-# Those that give several results, or positions.
-VALUES_AND_INDICES = ("max", "min", "median", "nanmedian", "mode")
-SEVERAL: dict[str, dict[str, Any]] = {name: {} for name in (*VALUES_AND_INDICES, "aminmax")}
-SEVERAL |= {"var_mean": {"correction": 0}, "std_mean": {"correction": 0}}
-POSITIONS = ("argmax", "argmin")
+OTHERS = (
+    "mean", "nanmean", "var", "std", "var_mean", "std_mean", "amax", "amin", "aminmax", "max", "min", "argmax",
+    "argmin", "median", "nanmedian", "mode", "quantile", "nanquantile", "kthvalue",
+)  # fmt: skip
+REDUCTIONS = (*IDENTITIES, *OTHERS)
 SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+# Arguments besides dim.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "quantile": {"q": 0.3}, "nanquantile": {"q": 0.3}, "vector_norm": {"ord": 3}, "kthvalue": {"k": 2}
+}  # fmt: skip
 
 
 def with_options(names: Sequence[str]) -> list[tuple[str, bool, int]]:
     """Each function with `skipna` and without, `min_count` by turns; with 0 too if it has a value for nothing."""
-    kinds = [(name, name in TRUTHS or VALUES.get(name, (None,))[0] is not None) for name in names]
     skipping, strict = cycle([1, 2, 4]), cycle([2, 4, 1])
-    cases = [(name, True, 0 if has_value else next(skipping)) for name, has_value in kinds]
-    return cases + [(name, False, next(strict)) for name, _ in kinds]
-
-
-def by_turns(names: Sequence[str]) -> list[tuple[str, bool, int]]:
-    """Every other function with `skipna`, the others without."""
-    cases = with_options(names)
-    return cases[: len(names) : 2] + cases[len(names) + 1 :: 2]
+    cases = [(name, True, 0 if name in IDENTITIES else next(skipping)) for name in names]
+    return cases + [(name, False, next(strict)) for name in names]
 
 
 def torchs(name: str) -> Callable[..., Any]:
     return getattr(torch.linalg if name == "vector_norm" else torch, name)
 
 
-def is_wanted(row: Tensor, skipna: bool, min_count: int) -> bool:
-    """Whether a slice with this mask has a valid result."""
-    return int(row.sum()) >= min_count and (skipna or bool(row.all()))
+def operand(name: str, garbage: float = NAN, requires_grad: bool = False) -> md.MaskedTensor:
+    x = masked(garbage, requires_grad)
+    return x > 0.9 if name in ("any", "all") else x
 
 
-def check_rows(
-    name: str, got: Any, expected: Callable[[Tensor], Any], identity: Any, skipna: bool, min_count: int
-) -> None:
-    """Each result against `expected` of each row's valid elements."""
-    for position, result in enumerate(results(got)):
-        for i, row in enumerate(MASK):
-            wanted = is_wanted(row, skipna, min_count)
-            assert bool(result.get_mask()[i]) == wanted, (name, i)
-            if wanted:
-                value = results(expected(data()[i][row]))[position] if bool(row.any()) else torch.tensor(identity)
-                assert_close(result.get_data()[i], value.to(result.dtype), msg=lambda m, i=i: f"row {i}: {m}")
-
-
-@pytest.mark.parametrize("name", [name for name, (identity, _) in VALUES.items() if identity is None])
-def test_what_has_no_value_for_nothing_takes_no_min_count_of_0(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name}\(\) of no elements has no value, so min_count=0"):
-        getattr(md, name)(masked(), dim=1, min_count=0, **VALUES[name][1])
+def is_wanted(skipna: bool, min_count: int) -> Tensor:
+    """Which rows have a valid result."""
+    return (MASK.sum(1) >= min_count) & (MASK.all(1) | skipna)
 
 
 @pytest.mark.parametrize(
-    "name, skipna, min_count", [*with_options([*VALUES]), ("sum", True, 1), ("sum", True, 2), ("sum", False, 0)]
+    "name, skipna, min_count", [*with_options(REDUCTIONS), ("sum", True, 1), ("any", True, 2), ("all", False, 0)]
 )
-def test_reductions_of_numbers(name: str, skipna: bool, min_count: int) -> None:
-    identity, options = VALUES[name]
-    mine = getattr(md, name)
+def test_only_the_validity_of_a_reduction_is_another_than_torchs(name: str, skipna: bool, min_count: int) -> None:
+    options, identity = ARGUMENTS.get(name, {}), IDENTITIES.get(name, 0.0)
     for garbage in (NAN, math.inf, -1e300):
-        got = mine(masked(garbage), dim=1, skipna=skipna, min_count=min_count, **options)
-        check_rows(name, got, lambda row: torchs(name)(row, dim=0, **options), identity, skipna, min_count)
+        x = operand(name, garbage)
+        got = getattr(md, name)(x, dim=1, skipna=skipna, min_count=min_count, **options)
+        expected = torchs(name)(x, dim=1, **options)
+        assert type(got) is type(expected)
+        for mine, theirs in zip(results(got), results(expected), strict=True):
+            valid = is_wanted(skipna, min_count) & (theirs.get_mask() | (min_count == 0))
+            assert torch.equal(mine.get_mask(), valid)
+            assert_close(mine.get_data()[valid], theirs.to_tensor(identity)[valid], equal_nan=True)
 
 
-@pytest.mark.parametrize("name, skipna, min_count", [*with_options([*TRUTHS]), ("any", True, 2), ("all", False, 0)])
-def test_any_and_all(name: str, skipna: bool, min_count: int) -> None:
-    threshold = data().nanmedian()
-    x = md.masked_tensor(data() > threshold, MASK)
-    got = getattr(md, name)(x, dim=1, skipna=skipna, min_count=min_count)
-    check_rows(name, got, lambda row: torchs(name)(row > threshold), TRUTHS[name], skipna, min_count)
-
-
-@pytest.mark.parametrize("name, skipna, min_count", by_turns([*SEVERAL]))
-def test_reductions_with_several_results(name: str, skipna: bool, min_count: int) -> None:
-    options = SEVERAL[name]
-    got = getattr(md, name)(masked(), dim=1, skipna=skipna, min_count=min_count, **options)
-    assert type(got) is type(torchs(name)(data(), dim=1, **options))
-    values = got[0] if name in VALUES_AND_INDICES else got
-    check_rows(name, values, lambda row: torchs(name)(row, dim=0, **options), None, skipna, min_count)
-    if name in VALUES_AND_INDICES:
-        index = got[1].to_tensor(0)
-        assert torch.equal(got[1].get_mask(), got[0].get_mask())
-        picked = data().gather(1, index[:, None])[:, 0]
-        assert torch.equal(picked[got[0].get_mask()], got[0].get_data()[got[0].get_mask()])
-
-
-@pytest.mark.parametrize("skipna", [True, False])
-@pytest.mark.parametrize("name", POSITIONS)
-def test_positions_are_those_of_the_whole_row(name: str, skipna: bool) -> None:
-    got = getattr(md, name)(masked(), dim=1, skipna=skipna, min_count=2)
-    for i, row in enumerate(MASK):
-        assert bool(got.get_mask()[i]) == is_wanted(row, skipna, 2)
-        if got.get_mask()[i]:
-            assert int(got.get_data()[i]) == int(row.nonzero()[torchs(name)(data()[i][row])])
-
-
-def test_kthvalue_needs_k_elements_and_min_count() -> None:
-    values, index = md.kthvalue(masked(), 2, min_count=3)
-    assert values.get_mask().tolist() == index.get_mask().tolist() == [True, True, False, False, False]
-    assert md.kthvalue(masked(), 2)[0].get_mask().tolist() == [True, True, True, False, False]
-    assert md.kthvalue(masked(), 2, skipna=False)[0].get_mask().tolist() == [True] + [False] * 4
-    assert float(values[1]) == float(data()[1][MASK[1]].kthvalue(2).values)
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_has_no_value_for_nothing_takes_no_min_count_of_0(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name}\(\) of no elements has no value, so min_count=0"):
+        getattr(md, name)(masked(), dim=1, min_count=0, **ARGUMENTS.get(name, {}))
 
 
 @pytest.mark.parametrize("name", SCANS)
 def test_scans_stop_at_the_first_invalid_element(name: str) -> None:
-    got = getattr(md, name)(masked(), 1, skipna=False)
-    skipping = getattr(md, name)(masked(), 1)
-    assert isinstance(got, type(torchs(name)(data(), 1)))
-    for stopped, whole in zip(results(got), results(skipping), strict=True):
-        assert torch.equal(whole.get_mask(), MASK)
-        for i, row in enumerate(MASK):
-            first = int((~row).nonzero()[0]) if not bool(row.all()) else len(row)
-            assert stopped.get_mask()[i].tolist() == [place < first for place in range(len(row))]
-        kept = stopped.get_mask()
-        assert torch.equal(stopped.get_data()[kept], whole.get_data()[kept])
+    got, expected = getattr(md, name)(masked(), 1, skipna=False), torchs(name)(masked(), 1)
+    assert type(got) is type(expected)
+    same(getattr(md, name)(masked(), 1), expected)
+    for stopped, whole in zip(results(got), results(expected), strict=True):
+        assert torch.equal(stopped.get_mask(), MASK.cumprod(1).bool())
+        assert torch.equal(stopped.to_tensor(0), whole.mask_with(stopped.get_mask()).to_tensor(0))
 
 
 # ------------------------------------------------------------------------------------------- dimensions and shapes
@@ -171,33 +113,25 @@ def test_any_dims(drawn: Any, name: str, skipna: bool, min_count: int) -> None:
     values, mask, dim, keepdim = drawn
     if name == "mean" and min_count == 0:
         return
-    got = getattr(md, name)(md.masked_tensor(values, mask), dim, keepdim, skipna=skipna, min_count=min_count)
-    plain = torchs(name)(values, dim=dim, keepdim=keepdim)
-    assert got.shape == plain.shape
-    assert got.dtype == plain.dtype
-    # Of each result, the elements that it is made of: by the same reduction of one-hot positions.
-    ndim = values.ndim
-    nothing = dim == () and name in ("any", "all")
-    dims = tuple(range(ndim)) if dim is None or dim == () else (dim,) if isinstance(dim, int) else dim
-    dims = () if nothing else tuple(d % ndim for d in dims) if ndim else ()
-    rest = [d for d in range(ndim) if d not in dims]
-    size = math.prod(values.shape[d] for d in dims)
-    count = math.prod(values.shape[d] for d in rest)
-    rows, valid = (t.permute([*rest, *dims]).reshape(count, size) for t in (values, mask))
-    for row, present, value, is_valid in zip(
-        rows, valid, got.get_data().reshape(-1), got.get_mask().reshape(-1), strict=True
-    ):
-        n = int(present.sum())
-        enough = n >= min_count or (min_count == 1 and size == 0)  # with nothing there to begin with: torch's own value
-        assert bool(is_valid) == (enough and (skipna or n == size))
-        if is_valid:
-            assert_close(value, torchs(name)(row[present]), equal_nan=True)
+    x = md.masked_tensor(values, mask)
+    got = getattr(md, name)(x, dim, keepdim, skipna=skipna, min_count=min_count)
+    expected = md.as_masked_tensor(torchs(name)(x, dim=dim, keepdim=keepdim))
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+
+    def counted(elements: Tensor) -> Tensor:
+        return elements.long() if dim == () and name in ("any", "all") else elements.sum(dim, keepdim)
+
+    n, size = counted(mask), counted(torch.ones_like(mask))
+    valid = (n >= min_count) & ((n == size) | skipna)
+    assert torch.equal(got.get_mask(), valid)
+    fill = torch.tensor(IDENTITIES.get(name, 0.0)).to(got.dtype)
+    assert_close(got.to_tensor(fill)[valid], expected.to_tensor(fill)[valid], equal_nan=True)
 
 
-@pytest.mark.parametrize("name", sorted({*VALUES, *TRUTHS, *SEVERAL, *POSITIONS}))
+@pytest.mark.parametrize("name", sorted({*REDUCTIONS} - {"kthvalue"}))
 def test_plain_tensors_give_what_torch_gives(name: str) -> None:
     x = data(0.0).nan_to_num()
-    options = VALUES[name][1] if name in VALUES else {}
+    options = ARGUMENTS.get(name, {})
     for skipna in (True, False):
         mine = results(getattr(md, name)(x, dim=1, skipna=skipna, **options))
         for got, want in zip(mine, results(torchs(name)(x, dim=1, **options)), strict=True):
@@ -246,38 +180,26 @@ def test_infinity_and_nan_are_values() -> None:
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize(
     "name, skipna, min_count",
-    by_turns(["sum", "prod", "logsumexp", "vector_norm", "mean", "var", "amax", "quantile"]),
+    with_options(["sum", "prod", "logsumexp", "vector_norm", "mean", "var", "amax", "quantile"]),
 )
-def test_gradients(name: str, skipna: bool, min_count: int) -> None:
-    _, options = VALUES[name]
-    x = masked(requires_grad=True)
+def test_gradients_are_torchs_where_the_result_is_valid(name: str, skipna: bool, min_count: int) -> None:
+    options = ARGUMENTS.get(name, {}) | ({"correction": 0} if name == "var" else {})
+    x, y = masked(requires_grad=True), masked(requires_grad=True)
     weights = torch.arange(1.0, 6.0, dtype=torch.float64)
     with torch.autograd.detect_anomaly(check_nan=True):
         got = getattr(md, name)(x, dim=1, skipna=skipna, min_count=min_count, **options)
         (got.to_tensor(0.0) * weights).nan_to_num(neginf=0.0).sum().backward()
-    expected = torch.zeros(MASK.shape, dtype=torch.float64)
-    for i, row in enumerate(MASK):
-        if is_wanted(row, skipna, min_count) and bool(row.any()):
-            kept = data()[i][row].requires_grad_()
-            (gradient,) = torch.autograd.grad(torchs(name)(kept, dim=0, **options) * weights[i], kept)
-            expected[i, row] = gradient
-    assert torch.equal(x.grad.get_mask(), MASK)
-    assert_close(x.grad.to_tensor(0.0), expected)
+    expected = torchs(name)(y, dim=1, **options).mask_with(is_wanted(skipna, min_count))
+    (expected.to_tensor(0.0) * weights).sum().backward()
+    same(x.grad, y.grad)
 
 
 @pytest.mark.parametrize("name", SCANS)
 def test_gradients_of_scans(name: str) -> None:
-    x = masked(requires_grad=True)
-    got = results(getattr(md, name)(x, 1, skipna=False))[0]
-    got.sum().backward()
-    expected = torch.zeros(MASK.shape, dtype=torch.float64)
-    for i, row in enumerate(MASK):
-        kept = data()[i][: int(row.long().cumprod(0).sum())].requires_grad_()
-        if kept.numel():
-            (gradient,) = torch.autograd.grad(results(torchs(name)(kept, 0))[0].sum(), kept)
-            expected[i, : len(kept)] = gradient
-    assert torch.equal(x.grad.get_mask(), MASK)
-    assert_close(x.grad.to_tensor(0.0), expected)
+    x, y = masked(requires_grad=True), masked(requires_grad=True)
+    results(getattr(md, name)(x, 1, skipna=False))[0].sum().backward()
+    results(torchs(name)(y, 1))[0].mask_with(MASK.cumprod(1).bool()).sum().backward()
+    same(x.grad, y.grad)
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "logsumexp", "any", "amin"])
@@ -319,7 +241,14 @@ def test_errors_are_torchs_own_or_say_what_to_do() -> None:
         md.sum(masked(), 7, min_count=2)
 
 
-@pytest.mark.parametrize("name", [n for n in dir(reductions) if n in md.__all__ and n != "MaskedTensor"])
+FUNCTIONS = [n for n, f in vars(reductions).items() if n in md.__all__ and inspect.isfunction(f)]
+
+
+def test_each_function_is_tested() -> None:
+    assert sorted(FUNCTIONS) == sorted((*REDUCTIONS, *SCANS))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_each_says_what_it_takes(name: str) -> None:
     function = getattr(md, name)
     assert function.__name__ == name
@@ -330,11 +259,11 @@ def test_each_says_what_it_takes(name: str) -> None:
     assert f"torch.{name}" in function.__doc__ or "torch.linalg" in function.__doc__
 
 
-@pytest.mark.parametrize("name", [*VALUES, *TRUTHS, *SEVERAL, *POSITIONS, *SCANS])
+@pytest.mark.parametrize("name", [*REDUCTIONS, *SCANS])
 def test_the_defaults_that_it_shows_are_torchs(name: str) -> None:
     function = getattr(md, name)
-    x = masked() > 0 if name in TRUTHS else masked()
-    needed = {key: value for key, value in VALUES.get(name, (None, {}))[1].items() if key == "q"}
+    x = operand(name)
+    needed = {key: value for key, value in ARGUMENTS.get(name, {}).items() if key != "ord"}
     parameters = inspect.signature(function).parameters
     defaults = {key: p.default for key, p in parameters.items() if p.default is not p.empty and key != "dim"}
     same(function(x, dim=1, **needed, **defaults), function(x, dim=1, **needed))

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import masked_dispatch as md
-from compressed_slices import results
 
 NAN = math.nan
 MASK = torch.tensor(
@@ -31,6 +30,10 @@ def data(garbage: float = NAN) -> Tensor:
 
 def masked(garbage: float = NAN, requires_grad: bool = False) -> md.MaskedTensor:
     return md.masked_tensor(data(garbage), MASK, requires_grad=requires_grad)
+
+
+def results(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
 
 
 def same(got: Any, want: Any) -> None:

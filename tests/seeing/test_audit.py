@@ -196,6 +196,7 @@ def test_windows_that_are_longer_than_a_sample() -> None:
     ]
     assert findings_in(lambda: F.conv1d(x, torch.ones(2, 2, 4)).amax(2)) == [("window too long", 2)]
     assert findings_in(lambda: nn.Sequential(nn.Conv1d(2, 2, 3), nn.ReLU())(x)) == [("window too long", 1)]
+    assert findings_in(lambda: md.windows("padding", nn.Conv1d(2, 2, 3))(x)) == [("window too long", 1)]
     assert findings_in(lambda: (F.max_pool1d(x, 2), F.conv1d(x, torch.ones(2, 2, 3), padding=1), x.amax(2))) == []
 
 
