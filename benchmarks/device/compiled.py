@@ -30,8 +30,9 @@ def rows(device: str, until: float) -> Iterator[Row]:
         yield {"what": "nothing", "not asked": f"inductor has no code for the device {device}"}
         return
     models = [(model, storage) for storage in (DENSE, PACKED) for model in MODELS]
-    # On a CPU, where one takes as long as many functions, one model comes first.
-    items = [models[0], *FUNCTIONS, *models[1:]] if device == "cpu" else [*models, *FUNCTIONS]
+    first, *functions = FUNCTIONS
+    # On a CPU, where a model takes as long as many functions, one of each comes first.
+    items = [first, models[0], *functions, *models[1:]] if device == "cpu" else [*models, *FUNCTIONS]
     for answer in spread(functools.partial(asked, device), items, device, until):
         if isinstance(answer, Lost):
             yield {"what": str(answer.item), "wrong": answer.why, "repeat": repeat(device)}
