@@ -176,3 +176,55 @@ def test_a_region_writes_to_a_tensor_with_a_mask_in_another_order(write: Callabl
             mine, theirs = (md.masked_tensor(torch.ones(3, size), mask) for _ in range(2))
             md.testing.assert_close(compiled(mine), region(theirs))
             md.testing.assert_close(mine, theirs)
+
+
+# What a sum of two tensors may take for one mask, in a graph that was traced where both had one.
+ONE_MASK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "as they are": lambda x, y: x + y,
+    "transposed": lambda x, y: x.t() + y.t(),
+    "views of results": lambda x, y: (x * 2).view(-1) + (y * 2).view(-1),
+    "back and forth": lambda x, y: (x * 2).t().t() + y,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("which", ONE_MASK)
+def test_arguments_that_share_a_mask_when_traced_need_not_share_one_later(which: str, dynamic: bool) -> None:
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        total = ONE_MASK[which](x, y)
+        return (total * total).sum()
+
+    mask = torch.tensor([[True, False, True], [False, True, True]])
+    other = md.masked_tensor(torch.randn(2, 3), ~mask | torch.tensor([True, False, False]))
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+
+    def run(function: Callable[..., Tensor], x: Tensor, shares: bool) -> list[Any]:
+        """The loss, and the gradients of what it took."""
+        x = x.detach().requires_grad_()
+        y = ((x if shares else other).detach() * 3).requires_grad_()
+        found = function(x, y)
+        found.backward()
+        return [found, x.grad, y.grad]
+
+    x = md.masked_tensor(torch.randn(2, 3), mask)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for shares in (True, False):
+            for found, wanted in zip(run(compiled, x, shares), run(loss, x, shares), strict=True):
+                md.testing.assert_close(found, wanted)
+
+
+def test_a_mask_is_not_what_it_was_before_a_write() -> None:
+    """Results have the mask of their time: a mask that a view or a result took is no longer that of its source."""
+
+    def region(x: Tensor, hole: Tensor) -> tuple[Tensor, ...]:
+        made = x * 2
+        view, before = made.t(), made + 1
+        view_before = view * 1
+        made.copy_(hole)
+        return before + made, view_before + view, (made + before).t() + view_before, made * view.t()
+
+    mask = torch.tensor([[True, True], [True, False]])
+    x, hole = md.masked_tensor(torch.randn(2, 2), mask), md.masked_tensor(torch.randn(2, 2), mask.flip(0))
+    compiled = torch.compile(region, backend="aot_eager", fullgraph=True)
+    for found, wanted in zip(compiled(x, hole), region(x, hole), strict=True):
+        md.testing.assert_close(found, wanted)
