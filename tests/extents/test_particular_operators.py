@@ -314,3 +314,10 @@ def test_samples_of_one_position_are_padded_as_longer_ones_are() -> None:
     assert y.extent is not None
     assert y.extent[..., 0].tolist() == [[True, False], [True, True], [True, True]]
     same(y, samples, lambda s: F.pad(s, (0, 0, 1, 0), value=5.0))
+
+
+def test_a_position_that_is_broadcast_and_not_there_leaves_room_for_others() -> None:
+    """The sample without rows has none after the sum, too, and gets the one that is joined to all."""
+    x, samples = batch(2, 3, 0)
+    more = torch.full((3, 1, 2), 7.0, dtype=torch.float64)
+    same(torch.cat([x + x[:, 1:2], more], 1), samples, lambda s: torch.cat([s + s[1:2], more[0]]))
