@@ -5,12 +5,12 @@ Each is *right* (the tested laws hold), *refused* (with the reason), *not applic
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from op_registry.conformance import python_calls as calls
-from op_registry.conformance import python_calls as modules
 from op_registry.conformance import python_distributions as distributions
 from op_registry.conformance import python_level as names
 from op_registry.conformance.python_level import Outcome, put_to_the_laws
@@ -33,8 +33,8 @@ def reason_not_called(name: str) -> str | None:
     group, _, last = name.rpartition(".")
     if last in names.NO_FUNCTIONS:
         return names.NO_FUNCTIONS[last]
-    if group == "nn" and last in modules.NOT_CALLED:
-        return modules.NOT_CALLED[last]
+    if group == "nn" and last in calls.MODULES_NOT_CALLED:
+        return calls.MODULES_NOT_CALLED[last]
     if group == "signal.windows":
         return "makes a tensor of numbers"
     reasons = calls.NOT_CALLED | distributions.NOT_CALLED
@@ -46,7 +46,7 @@ def samples_of(name: str) -> list[Sample]:
     if name.startswith("distributions."):
         return distributions.samples_of_distribution(name)
     group, _, last = name.rpartition(".")
-    return modules.samples_of_module(last) if group == "nn" else calls.samples_of_function(name)
+    return calls.samples_of_module(last) if group == "nn" else calls.samples_of_function(name)
 
 
 def entry_of(name: str, subject: Subject | None = None) -> Entry:
@@ -74,7 +74,8 @@ def _note(outcome: Outcome, samples: Sequence[Sample]) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    return text.splitlines()[0].split(" (")[0].partition(". ")[0][:120]
+    named = re.sub(r"^(\S+) \(\S+\)", r"\1", text.splitlines()[0])  # torch.unique (unique_dim) …
+    return named.split(" (")[0].partition(". ")[0][:120]
 
 
 def entries(subject: Subject | None = None, only: Iterable[str] | None = None) -> list[Entry]:
