@@ -125,7 +125,7 @@ def test_a_right_rule_with_a_derivative_is_asked_for_it() -> None:
     verdict = check(OWN.summed_with_derivative)
     assert verdict, str(verdict)
     assert decisions(verdict) == WITHOUT_DERIVATIVE | {"P5": "holds"}
-    assert all(a.trials >= 2 for a in verdict.answers if a.decision == "holds")
+    assert all(a.trials >= 2 for a in verdict.answers if a.decision == "holds" and a.law != "dims")
 
 
 @pytest.mark.parametrize("name", ["linalg_inv", "sort"])
@@ -323,7 +323,7 @@ def test_laws_that_a_subject_does_not_speak_of_are_undecided() -> None:
     elementwise(OWN.doubled)
     verdict = check(OWN.doubled, subject="records")
     assert not verdict
-    assert [a.law for a in verdict.answers if a.decision == "undecided"] == ["P4", "P7", "later"]
+    assert [a.law for a in verdict.answers if a.decision == "undecided"] == ["P4", "P7"]
 
 
 def test_nothing_to_check_is_no_verdict() -> None:
