@@ -126,8 +126,13 @@ def check(calls: dict[str, Call], rounding: float = 1e-3) -> None:
             )
 
 
-def candidates(backward: bool, device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, Call]:
-    """Each way to compute the block, by name. A call gives the result, or the gradients of the weights."""
+def candidates(
+    backward: bool, device: str = "cpu", dtype: torch.dtype = torch.float32, compiled: bool = False
+) -> dict[str, Call]:
+    """Each way to compute the block, by name. A call gives the result, or the gradients of the weights.
+
+    compiled  whether the packed and the padded block are compiled, each at its first call
+    """
     sizes = lengths()
     torch.manual_seed(0)
     block = Block().to(device, dtype)
@@ -140,14 +145,16 @@ def candidates(backward: bool, device: str = "cpu", dtype: torch.dtype = torch.f
         other.load_state_dict(block.state_dict())
         return other
 
-    def step(module: Block, given: Tensor, gradient: Tensor) -> Call:
+    def step(module: Block, given: Tensor, gradient: Tensor, compiled: bool = False) -> Call:
+        run = torch.compile(module) if compiled else module
+
         def forward() -> Tensor:
             with torch.no_grad():
-                return module(given)
+                return run(given)
 
         def forward_backward() -> list[Tensor]:
             module.zero_grad(set_to_none=True)
-            module(given).backward(gradient)
+            run(given).backward(gradient)
             return gradients(module)
 
         return forward_backward if backward else forward
@@ -178,10 +185,10 @@ def candidates(backward: bool, device: str = "cpu", dtype: torch.dtype = torch.f
         products = Products(sizes)
         calls[PRODUCTS] = products.forward_backward if backward else products.forward
     return calls | {
-        PACKED: step(block, packed, packed.detach()),
+        PACKED: step(block, packed, packed.detach(), compiled),
         WITH_BORDERS: from_and_to_padded,
         BY_HAND: step(with_weights(by_sequence(sizes)), rows, rows),
-        PADDED: step(with_weights(on_padded), x, torch.where(there[..., None], x, 0)),
+        PADDED: step(with_weights(on_padded), x, torch.where(there[..., None], x, 0), compiled),
         NESTED: step(with_weights(attend_nested), nested, nested),
     }
 

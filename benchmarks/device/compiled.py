@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -29,6 +30,8 @@ def rows(device: str, until: float) -> Iterator[Row]:
     if device in NO_CODE:
         yield {"what": "nothing", "not asked": f"inductor has no code for the device {device}"}
         return
+    # Work is spread over processes: the compiler, which would start some for each, compiles where it is called.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     models = [(model, storage) for storage in (DENSE, PACKED) for model in MODELS]
     first, *functions = FUNCTIONS
     # On a CPU, where a model takes as long as many functions, one of each comes first.

@@ -17,8 +17,8 @@ Row = dict[str, Any]
 # Each part has `rows(device, until)`: none is begun after `until`, in seconds of time.monotonic(). And KINDS: of each
 # there is a row, or the part came to nothing there.
 
-# Processes that share a GPU: each has a context of its own there.
-MOST_PROCESSES = 8
+# Processes that share a GPU: each has a context of its own there, and a core for its Python.
+MOST_PROCESSES = 14
 # The most operators of a process, and the most seconds of an operator.
 MOST_ITEMS, ITEM_SECONDS = 100, 60.0
 
@@ -31,7 +31,7 @@ def spread(work: Callable[[Any, Callable[[str], None]], Row], items: Sequence[An
                 return
             yield work(item, lambda line: None)
         return
-    processes = min(MOST_PROCESSES, max(1, (os.cpu_count() or 1) // 2))
+    processes = min(MOST_PROCESSES, len(items), max(1, (os.cpu_count() or 1) - 2))
     yield from in_processes(work, items, processes, ITEM_SECONDS, MOST_ITEMS, until=until)
 
 

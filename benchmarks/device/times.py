@@ -26,8 +26,8 @@ COLUMNS = ("what", "milliseconds", "x plain", "x by hand", "of the limit", "goal
 KINDS = ("rates", "R10", "R14", "R4", "R1", "R2", "R15")
 GOAL = 0.8
 # Sizes of the rows, products and batches: of a GPU, and of a part of a minute on a CPU.
-LARGE = {"rows": 8192, "product": 8192, "width": 1024, "heads": 16, "dtype": torch.bfloat16}
-SMALL = {"rows": 512, "product": 512, "width": 64, "heads": 4, "dtype": torch.float32}
+LARGE = {"rows": 8192, "product": 8192, "batch": 64, "width": 1024, "heads": 16, "dtype": torch.bfloat16}
+SMALL = {"rows": 512, "product": 512, "batch": 4, "width": 64, "heads": 4, "dtype": torch.float32}
 STOCK = training.Size("stock", 32, 512, 768, 12, 2)
 
 
@@ -39,9 +39,9 @@ def rows(device: str, until: float) -> Iterator[Row]:
     torch.set_num_threads(1)
     clock = event_seconds if device == "cuda" else thread_seconds
     # The sizes of these modules are for one core.
-    packed.WIDTH, packed.HEADS = sizes["width"], sizes["heads"]
+    packed.BATCH, packed.WIDTH, packed.HEADS = sizes["batch"], sizes["width"], sizes["heads"]
     if device == "cpu":
-        packed.BATCH, packed.TIME = 4, 64
+        packed.TIME = 64
     rates = measured_rates(there, sizes, clock)
     yield {"what": "copying memory", "kind": "rates", "bytes a second": rates["bytes"]}
     products = f"products of matrices, {sizes['dtype']}"
@@ -87,8 +87,9 @@ def figures(
 ) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
     """Each figure by name; first those that compile nothing, then one of each that does."""
     n = sizes["rows"]
-    for backward in (False, True):
-        yield "R10", lambda backward=backward: of_block(backward, device, sizes["dtype"], rates["operations"], clock)
+    for compiled, backward in ((False, False), (False, True), (True, False), (True, True)):
+        ways = {"backward": backward, "compiled": compiled}
+        yield "R10", lambda ways=ways: of_block(device, sizes["dtype"], rates["operations"], clock, **ways)
     for model in training.MODELS:
         yield f"R14 {model}", lambda model=model: of_training(model, device, rates["operations"], clock)
     yield "R4", lambda: of_chain(n, device, rates["bytes"], clock)
@@ -129,13 +130,18 @@ def bytes_moved(name: str, n: int, backward: bool) -> int:
     return moved
 
 
-def of_block(backward: bool, device: str, dtype: torch.dtype, rate: float, clock: Clock) -> Iterator[Row]:
-    calls = packed.candidates(backward, device, dtype)
+def of_block(
+    device: str, dtype: torch.dtype, rate: float, clock: Clock, *, backward: bool, compiled: bool
+) -> Iterator[Row]:
+    """Compiled, the packed and the padded block alone: rows by hand are cut at lengths, which graphs would contain."""
+    calls = packed.candidates(backward, device, dtype, compiled)
     packed.check(calls, 1e-3 if dtype is torch.float32 else 0.1)
+    if compiled:
+        calls = {name: calls[name] for name in (packed.PACKED, packed.PADDED)}
     seconds = medians(calls, clock)
     limit = operations(packed.lengths(), packed.WIDTH, 1 + 2 * backward) / rate
     direction = "forward and backward" if backward else "forward"
-    what = f"R10 packed block, {direction}, {dtype}"
+    what = f"R10 packed block, {direction}, {dtype}, {'compiled' if compiled else 'eager'}"
     yield row(what, seconds, packed.PACKED, packed.PADDED, packed.BY_HAND, limit)
 
 

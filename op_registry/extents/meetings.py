@@ -35,7 +35,7 @@ from op_registry.records.extent import (
 )
 from op_registry.records.layout import Part, regrouped, reshape_validity
 from op_registry.records.tracing import assert_when_run, being_traced, recording, values_of
-from op_registry.records.validity import as_bool, as_int8, intersect
+from op_registry.records.validity import as_bool, as_int8, intersect, is_same_memory
 from op_registry.rule import packet_name
 
 
@@ -218,7 +218,7 @@ def _say_the_same(a: Sequence[Factor], b: Sequence[Factor]) -> bool:
 def _check_places(a: Sequence[Factor], b: Sequence[Factor], dim: int, words: tuple[str, ...]) -> None:
     """Refuse samples whose k-th positions along `dim` lie at different indices, for a k that both have."""
     mine, other = (_share(x, y, dim) for x, y in ((a, b), (b, a)))
-    if mine is other:
+    if is_same_memory(mine, other):
         return
     traced = being_traced(mine) or being_traced(other) or recording()
     if not traced and mine.shape == other.shape and bool(values_of(mine == other).all()):

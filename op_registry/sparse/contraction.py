@@ -361,8 +361,9 @@ def sampled(x: Sparse, a: Dense, own: Own, b: Dense, theirs: Own, result: Own) -
 
 # ------------------------------------------------------------------------------------------------------ kernels of sums
 
-# The dtypes of torch's kernels for sums of rows and sampled products; other dtypes use plain indexing.
+# Where torch has kernels for sums of rows and sampled products; elsewhere plain indexing is used, ten times as slow.
 _KERNEL_DTYPES = (torch.float32, torch.float64)
+_KERNEL_DEVICES = ("cpu", "cuda")
 
 
 class RowColumn:
@@ -430,7 +431,7 @@ def sddmm(left: Tensor, right: Tensor, coordinates: RowColumn) -> Tensor:
 
 
 def _has_kernel(*factors: Tensor) -> bool:
-    supported = all(t.dtype in _KERNEL_DTYPES and t.device.type == "cpu" for t in factors)
+    supported = all(t.dtype in _KERNEL_DTYPES and t.device.type in _KERNEL_DEVICES for t in factors)
     return supported and computed_at_once(*factors)
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
+from called_operators import Calls
 from masked_dispatch import MaskedSemanticsError
 
 LENGTHS = torch.tensor([4, 2])
@@ -130,6 +131,16 @@ def test_samples_of_other_lengths_meet_where_they_begin_together() -> None:
     assert (middle + longer).get_mask()[1].tolist() == [False, True, False, False]
     with pytest.raises(MaskedSemanticsError, match="different places"):
         _ = padded([0, 0, 1, 0]) + longer
+
+
+def test_operands_of_one_packed_batch_meet_without_a_read_of_where_they_are() -> None:
+    """Masks that show one memory alike are one: to compare their values, the host would wait for a GPU."""
+    there = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0]]).bool()
+    x = md.masked_tensor(torch.randn(2, 4, 24), there[..., None]).to_packed()
+    query, key, value = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in x.chunk(3, -1))
+    with Calls() as calls:
+        F.scaled_dot_product_attention(query, key, value)
+    assert torch.ops.aten._local_scalar_dense.default not in calls.seen
 
 
 def test_a_tensor_meets_itself_in_other_dimensions() -> None:
