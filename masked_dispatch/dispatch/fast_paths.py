@@ -1,5 +1,5 @@
-"""Fast paths for the most common calls without derivatives: elementwise operators with one or two operands, reductions,
-and operators that treat each row by itself.
+"""Fast paths for the most common calls: elementwise operators with one or two operands, reductions, and operators that
+treat each row by itself; with derivatives, where all that an operand stores sparsely is valid.
 
 Everything else takes the general path. These kernels only leave out bookkeeping and obey the same law: they call the
 operator on the data, and the result is valid where every operand is.
@@ -16,6 +16,8 @@ from torch._ops import OpOverload
 
 from masked_dispatch.autograd.dense import checked_validity
 from masked_dispatch.autograd.engine import sum_of_gradients
+from masked_dispatch.autograd.reached import join
+from masked_dispatch.autograd.sparse import unwrap_any, wrap_sparse_record
 from masked_dispatch.dispatch.kernel_table import Kernel
 from masked_dispatch.dispatch.run_rule import name_selections, rule_kernel
 from masked_dispatch.engine_internals import called_by_engine, engine_run
@@ -34,6 +36,7 @@ from op_registry.records.slices import nonzero_count
 from op_registry.records.tracing import being_traced
 from op_registry.records.validity import intersect, kept_with
 from op_registry.rule import Rule
+from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import Sparse
 
 _grad_enabled = torch.is_grad_enabled
@@ -69,9 +72,10 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     keeps_zero = rule.traits.keeps_zero
 
     def kernel(keyset: DispatchKeySet, x: Any, *rest: Any, **kwargs: Any) -> Any:
+        derived = x.requires_grad and _grad_enabled()
         if (
             (type(x) is not MaskedTensor and (kwargs or type(x) is not SparseMaskedTensor))
-            or (x.requires_grad and _grad_enabled())
+            or (derived and type(x) is MaskedTensor)
             or not plain_eager()
         ):
             return general(keyset, x, *rest, **kwargs)
@@ -79,7 +83,9 @@ def unary_kernel(op: OpOverload, rule: Rule) -> Kernel:
             values, validity, pattern = x._kept.copied()
             if being_traced(values) or rule.lowerings:
                 return general(keyset, x, *rest)
-            return x.storing(call(values, *rest), validity, pattern)
+            if not derived:
+                return x.storing(call(values, *rest), validity, pattern)
+            return on_values(rule, op, (x, *rest)) if validity is None else general(keyset, x, *rest)
         data = op(x._data, *rest, **kwargs) if kwargs else call(x._data, *rest)
         if x._family is None:
             validity, extent = x._stored_validity, x._stored_extent
@@ -157,9 +163,14 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
                     return with_extent(wrap(call(data, *rest), validity), extent and extent.settled)
             elif type(x) is SparseMaskedTensor and x._order is None and x._pattern.lead == 1:
                 data, validity, pattern = x._kept.copied()
-                row = 0 if validity is not None else plain_rows(rows, x, data, rest)
-                if 0 < row < data.ndim:
-                    extent, values = x._extent, call(data, *rest)
+                derived = _grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (x, *rest))
+                row = 0 if validity is not None else plain_rows(rows, x, data, rest, derived)
+                extent = x._extent
+                if 0 < row < data.ndim and derived:
+                    if extent is None or row <= extent.last_dims:
+                        return on_values(rule, op, (x, *rest))
+                elif 0 < row < data.ndim:
+                    values = call(data, *rest)
                     if extent is None or (values.ndim == data.ndim and row <= extent.last_dims):
                         same = values.shape == data.shape
                         return (
@@ -172,11 +183,11 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
     return kernel
 
 
-def plain_rows(rows: Callable[..., int], x: Tensor, data: Tensor, rest: tuple[Any, ...]) -> int:
-    """How many of the last dimensions of `data` make up a row; 0 if there are none, if autograd records the call, or if
-    an operand is neither torch's own strided tensor nor a number.
+def plain_rows(rows: Callable[..., int], x: Tensor, data: Tensor, rest: tuple[Any, ...], recorded: bool = False) -> int:
+    """How many of the last dimensions of `data` make up a row; 0 if there are none, if autograd records the call
+    (unless that is `recorded`), or if an operand is neither torch's own strided tensor nor a number.
     """
-    derived = _grad_enabled()
+    derived = _grad_enabled() and not recorded
     if type(data) is not Tensor or not data.numel() or (derived and x.requires_grad):
         return 0
     others: list[Any] = []
@@ -218,30 +229,54 @@ def steps_of(op: OpOverload, rule: Rule, x: Dense, rest: tuple[Any, ...]) -> Ste
     return value, None, count.to(x.dtype), some
 
 
-def same_pattern_kernel(call: Callable[..., Tensor], general: Kernel) -> Kernel:
+def same_pattern_kernel(op: OpOverload, rule: Rule, call: Callable[..., Tensor], general: Kernel) -> Kernel:
     """The operator on the values of two operands with the same pattern, or of one and a number."""
 
     def kernel(keyset: DispatchKeySet, x: SparseMaskedTensor, y: Any) -> Any:
         values, validity, pattern = x._kept.copied()
-        if being_traced(values) or (_grad_enabled() and x.requires_grad):
+        derived = _grad_enabled() and (x.requires_grad or (isinstance(y, Tensor) and y.requires_grad))
+        if being_traced(values) or (derived and validity is not None):
             return general(keyset, x, y)
         if type(y) is not SparseMaskedTensor:
-            return x.storing(call(values, y), validity, pattern)
+            return on_values(rule, op, (x, y)) if derived else x.storing(call(values, y), validity, pattern)
         if y._extent is not x._extent:
             return general(keyset, x, y)
         others, validity_of_others, others_pattern = y._kept.copied()
         same = others_pattern is pattern and y._order == x._order and others.shape == values.shape
-        if not same or (_grad_enabled() and y.requires_grad):
+        if not same or (derived and validity_of_others is not None):
             return general(keyset, x, y)
+        if derived:
+            return on_values(rule, op, (x, y))
         return x.storing(call(values, others), intersect(validity, validity_of_others), pattern)
 
     return kernel
 
 
+def on_values(rule: Rule, op: OpOverload, args: tuple[Any, ...]) -> SparseMaskedTensor:
+    """The operator on stored values, all of them valid, with derivatives: stored in the first operand's pattern."""
+    records: list[Any] = [unwrap_any(a) if isinstance(a, Tensor) else a for a in args]
+    values = Dense(op(*map(_values_of, records)))
+    x = records[0]
+    extent = x.extent and x.extent.settled
+    if type(x) is Permuted:
+        result = wrap_sparse_record(Permuted(Sparse(values, x.base.pattern), x.order, extent))
+    else:
+        result = wrap_sparse_record(Sparse(values, x.pattern, extent))
+    join(rule, op, (args, {}), (records, {}), result)
+    return result
+
+
+def _values_of(argument: Any) -> Any:
+    """What a record stores; another argument as it is."""
+    if type(argument) is Permuted:
+        argument = argument.base
+    return argument.values.data if type(argument) is Sparse else argument.data if type(argument) is Dense else argument
+
+
 def binary_kernel(op: OpOverload, rule: Rule) -> Kernel:
     """Two tensor operands, or a tensor and a number."""
     general, call = rule_kernel(op, rule), direct_call(op)
-    on_sparse = same_pattern_kernel(call, general)
+    on_sparse = same_pattern_kernel(op, rule, call, general)
     adds = op is torch.ops.aten.add.Tensor
     keeps_zero = rule.traits.keeps_zero
 

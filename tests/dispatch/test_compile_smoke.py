@@ -81,6 +81,7 @@ def test_a_new_process_loads_the_library_and_no_compiler() -> None:
     assert (done.stdout, done.returncode) == ("1.0 False\n", 0), done.stderr
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 traces backward() of its own tensors alone")
 def test_a_step_with_its_backward_inside() -> None:
     """In one graph, as docs/tour.md has it: torch traces backward() if it is told to, and no result may need it."""
     x = md.masked_tensor(torch.arange(6.0).view(2, 3), torch.tensor([[True, False, True], [True, True, True]]))

@@ -30,7 +30,7 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def operators_in(call: Callable[[], object]) -> list[str]:
     """The names of torch's operators in a call. (A dispatch mode would turn the fast paths off.)"""
-    with profile() as seen:
+    with profile(acc_events=True) as seen:
         call()
     return [event.name.removeprefix("aten::") for event in seen.events() if event.name.startswith("aten::")]
 

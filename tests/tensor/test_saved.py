@@ -169,6 +169,7 @@ def test_copies_are_not_checked() -> None:
             pickle.loads(pickle.dumps(x))
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # the files, torch 2.11 says
 @pytest.mark.parametrize("kind", ["dense", "csr"])
 @pytest.mark.parametrize("way", [copy.copy, loaded])
 def test_copies_and_files_in_compiled_functions(way: Callable[[Any], Any], kind: str) -> None:
