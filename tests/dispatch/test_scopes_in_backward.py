@@ -164,7 +164,8 @@ def test_a_scope_that_the_function_opens_itself(again: str) -> None:
     torch.testing.assert_close(x.grad, y.grad)
 
 
-@pytest.mark.filterwarnings(  # torch 2.11 leaves a checkpoint that failed to the garbage collector, which finds no hooks
+# (torch 2.11 leaves a checkpoint that failed to the garbage collector, which finds no hooks.)
+@pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <generator object _checkpoint:pytest.PytestUnraisableExceptionWarning"
 )
 def test_scopes_are_left_when_a_backward_raises() -> None:
