@@ -166,18 +166,17 @@ def rows_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 derived = _grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in (x, *rest))
                 row = 0 if validity is not None else plain_rows(rows, x, data, rest, derived)
                 extent = x._extent
-                if 0 < row < data.ndim and derived:
-                    if extent is None or row <= extent.last_dims:
-                        return on_values(rule, op, (x, *rest))
-                elif 0 < row < data.ndim:
-                    values = call(data, *rest)
-                    if extent is None or (values.ndim == data.ndim and row <= extent.last_dims):
-                        same = values.shape == data.shape
-                        return (
-                            x.storing(values, None, pattern)
-                            if same
-                            else wrap_sparse(Sparse(Dense(values), pattern, extent))
-                        )
+                if 0 < row < data.ndim and (extent is None or row <= extent.last_dims):
+                    if derived:
+                        found = on_values(rule, op, (x, *rest))
+                        if found is not None:
+                            return found
+                    else:
+                        values = call(data, *rest)
+                        if values.shape == data.shape:
+                            return x.storing(values, None, pattern)
+                        if extent is None or values.ndim == data.ndim:
+                            return wrap_sparse(Sparse(Dense(values), pattern, extent))
         return general(keyset, x, *rest, **kwargs)
 
     return kernel
@@ -252,12 +251,16 @@ def same_pattern_kernel(op: OpOverload, rule: Rule, call: Callable[..., Tensor],
     return kernel
 
 
-def on_values(rule: Rule, op: OpOverload, args: tuple[Any, ...]) -> SparseMaskedTensor:
-    """The operator on stored values, all of them valid, with derivatives: stored in the first operand's pattern."""
+def on_values(rule: Rule, op: OpOverload, args: tuple[Any, ...]) -> SparseMaskedTensor | None:
+    """The operator on stored values, all of them valid, with derivatives: stored in the first operand's pattern. None
+    if the result has other dimensions than an operand with an extent.
+    """
     records: list[Any] = [unwrap_any(a) if isinstance(a, Tensor) else a for a in args]
     values = Dense(op(*map(_values_of, records)))
     x = records[0]
     extent = x.extent and x.extent.settled
+    if extent is not None and values.ndim != _values_of(x).ndim:
+        return None
     if type(x) is Permuted:
         result = wrap_sparse_record(Permuted(Sparse(values, x.base.pattern), x.order, extent))
     else:

@@ -260,8 +260,9 @@ def lowered_by(
         named = {k: map_tensors(to_record, v, Tensor) for k, v in kwargs.items()}
         if rule.category is ELEMENTWISE and rule.traits.derivative != "linear" and not below:
             follow_plain(args, records)
+        call = (op, rule, args, records, named, kwargs)
         try:
-            result = run_in_steps(_run_lowering, (op, rule, args, records, named, kwargs), {})
+            result = run_in_steps(_run_lowering, call, {}) if modes_in_force() else _run_lowering(*call)
         except NotLowered as reason:
             why = str(reason)
         else:

@@ -297,8 +297,10 @@ def carried(
     moved = Factor(tuple(_along_of(dim, known, sizes) for dim in result))
     if factor.depends and not moved.matters:
         return None
-    if moved.along == factor.along and tuple(operand) == tuple(result):
-        return factor
+    if moved.along == factor.along and all(
+        along is None or mine == other for along, mine, other in zip(factor.along, operand, result, strict=True)
+    ):
+        return factor  # the very same boolean: so that factors that were moved to and fro are known to be one
     move = functools.partial(_moved, operand=operand, result=result, known=known, sizes=sizes)
     return factor.moved(moved.along, move)
 

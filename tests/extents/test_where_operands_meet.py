@@ -143,6 +143,15 @@ def test_operands_of_one_packed_batch_meet_without_a_read_of_where_they_are() ->
     assert torch.ops.aten._local_scalar_dense.default not in calls.seen
 
 
+def test_elements_gathered_along_features_have_the_very_same_extent() -> None:
+    """Their index has the extent of their source; the two are one, so that it is the same of a batch held either way."""
+    features = DATA[:, None, :].expand(2, 3, 4)
+    there = only_padded().get_mask()[:, None, :].expand(2, 3, 4)
+    x = md.padded(md.masked_tensor(features, there), there, dim=2)
+    (mine,), (other,) = (t._extent.factors for t in (x.gather(1, x.argsort(dim=1)), x))
+    assert mine.said is other.said
+
+
 def test_a_tensor_meets_itself_in_other_dimensions() -> None:
     blocks = only_padded().reshape(4, 2, 1)
     assert (blocks @ blocks.mT).get_mask().sum((1, 2)).tolist() == [4, 4, 4, 0]
