@@ -31,6 +31,8 @@ from op_registry.conformance.oracles.call import (
 from op_registry.conformance.oracles.pointwise import as_oracles_run
 from op_registry.conformance.plain_torch import Interpreter
 from op_registry.conformance.sample import tree_map
+from op_registry.dimensions.equation import Equation
+from op_registry.laws.categories import CONTRACTION
 from op_registry.registry import registry
 from op_registry.schema import functional_form, is_inplace, is_out, written_arguments
 
@@ -53,7 +55,8 @@ def oracle_for(op: OpOverload) -> Oracle | None:
     if rule.oracles:
         rule_oracle = rule.oracles[0]
         return lambda c: rule_oracle(*[c[a.name] for a in c.op._schema.arguments])
-    return by_category.BY_CATEGORY.get(rule.category.name) if not op._can_decompose() else None
+    decomposes = op._can_decompose() and not (rule.category is CONTRACTION and isinstance(rule.dims, Equation))
+    return None if decomposes else by_category.BY_CATEGORY.get(rule.category.name)
 
 
 def _which(op: OpOverload) -> str:

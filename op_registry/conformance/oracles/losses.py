@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from op_registry.conformance.oracles import by_category
 from op_registry.conformance.oracles.call import (
     TABLE,
     Call,
@@ -129,7 +130,7 @@ def linear_cross_entropy(c: Call) -> Any:
         return None if x is None else Expected(x.data.to(c["acc_dtype"]), x.mask)
 
     operands = (wide(c["input"]), wide(c["linear_weight"]), wide(c["linear_bias"]))
-    logits = TABLE["linear"](Call.of(torch.ops.aten.linear.default, operands, {}))
+    logits = by_category.contraction(Call.of(torch.ops.aten.linear.default, operands, {}))
     reduction = {"none": NONE, "mean": MEAN, "sum": SUM}[c.get("reduction", "none")]
     args = (logits, c["target"], wide(c["weight"]), reduction, c["ignore_index"])
     loss = TABLE["cross_entropy_loss"](Call.of(torch.ops.aten.cross_entropy_loss.default, args, {}))

@@ -77,14 +77,6 @@ def matmul_of(a: Expected, b: Expected, dtype: torch.dtype) -> Expected:
     return tuples(f"{left},{right}->{out}", a, b, dtype=dtype)
 
 
-@oracle("mm", "bmm", "mv", "dot", "matmul", "linalg_matmul")
-def matmul(c: Call) -> Expected:
-    """Sum over the shared dimension."""
-    first = c["self"]
-    second = next(c[name] for name in ("mat2", "vec", "tensor", "other") if name in c)
-    return matmul_of(first, second, c.plain().dtype)
-
-
 @oracle("_sparse_mm_reduce_impl")
 def sparse_product(c: Call) -> Any:
     """torch.sparse.mm(x, y, reduce) of a plain torch.sparse `x`, which is 0 where it specifies nothing."""
@@ -124,29 +116,6 @@ def added(c: Call, product: Expected, addend: Expected | None, beta: float = 1, 
         data = data + (addend.data * beta if beta != 1 else addend.data)
         mask = broadcast_valid(data.shape, [Expected(data, mask), addend])
     return Expected(data.to(c.plain().dtype), mask)
-
-
-@oracle("addmm", "baddbmm", "addmv", "addbmm", "addr")
-def addmm(c: Call) -> Expected:
-    """A contraction added to `self`."""
-    names = {
-        "addmm": ("mat1", "mat2", "ik,kj->ij"),
-        "baddbmm": ("batch1", "batch2", "bik,bkj->bij"),
-        "addbmm": ("batch1", "batch2", "bik,bkj->ij"),
-        "addmv": ("mat", "vec", "ik,k->i"),
-        "addr": ("vec1", "vec2", "i,j->ij"),
-    }[c.name]
-    return added(c, tuples(names[2], c[names[0]], c[names[1]]), c["self"], c["beta"], c["alpha"])
-
-
-@oracle("linear")
-def linear(c: Call) -> Expected:
-    """Sum over features, bias added elementwise."""
-    x, weight = c["input"], c["weight"]
-    batch = _letters(x.ndim - 1, "kj")
-    wide = "jk" if weight.ndim == 2 else "k"
-    out = batch + ("j" if weight.ndim == 2 else "")
-    return added(c, tuples(f"{batch}k,{wide}->{out}", x, weight), c["bias"])
 
 
 @oracle("outer", "ger")
@@ -225,146 +194,36 @@ def kron(c: Call) -> Expected:
     return Expected(out, (left & right).reshape(out.shape))
 
 
-# ------------------------------------------------------------------------------------------------- convolutions
+# ----------------------------------------------------------------------------------- convolutions, as linear functions
 
 
-def per_dimension(value: int | Sequence[int], n: int) -> list[int]:
-    """An argument that is one number, or one for each of n dimensions, as a list of n numbers."""
-    return (
-        [int(value)] * n
-        if isinstance(value, int)
-        else [int(v) for v in (value if len(value) == n else list(value) * n)]
-    )
+def on_units(c: Call, operand: str, sizes: Sequence[int], dtype: torch.dtype, **changes: object) -> Tensor:
+    """(elements, elements of a result): the operator on samples of these sizes, 1 at one element and 0 elsewhere."""
+    units = torch.eye(math.prod(sizes), dtype=dtype).reshape(-1, *sizes)
+    result = c.plain(**{operand: units, **changes})
+    first: Tensor = result if isinstance(result, Tensor) else result[0]
+    return first.flatten(1)
 
 
-def _windows(
-    x: Expected,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(N, C, *out, taps): data, mask, and whether a tap lies inside the input, not in its padding."""
-    n = len(kernel)
-    pads = [p for pair in reversed(list(padding)) for p in pair]
-    data = torch.nn.functional.pad(x.data, pads)
-    mask = torch.nn.functional.pad(x.mask, pads)
-    inside = torch.nn.functional.pad(torch.ones(x.shape, dtype=torch.bool), pads)
-    taps = []
-    sizes = [(data.shape[2 + d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(n)]
-    for offset in torch.ones(tuple(kernel)).nonzero().tolist():
-        tap = [slice(None), slice(None)]
-        for d in range(n):
-            start = offset[d] * dilation[d]
-            tap.append(slice(start, start + stride[d] * (sizes[d] - 1) + 1, stride[d]))
-        taps.append(tuple(tap))
-    data, mask, inside = (torch.stack([t[tap] for tap in taps], -1) for t in (data, mask, inside))
-    return data, mask, inside
-
-
-def _convolve(
-    x: Expected,
-    weight: Expected,
-    stride: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    groups: int,
-) -> Expected:
-    data, mask, inside = _windows(x, weight.shape[2:], stride, padding, dilation)
-    out_channels = weight.shape[0]
-    group_in, group_out = x.shape[1] // groups, out_channels // groups
-    results, known = [], []
-    kernel = weight.map(lambda t: t.flatten(2))
-    ones = [1] * (data.ndim - 3)
-    for o in range(out_channels):
-        group = slice((o // group_out) * group_in, (o // group_out + 1) * group_in)
-        factor = kernel.data[o].reshape(1, group_in, *ones, -1)
-        both = mask[:, group] & kernel.mask[o].reshape(1, group_in, *ones, -1)
-        product = torch.where(both, data[:, group] * factor, torch.zeros((), dtype=data.dtype))
-        results.append(product.sum((1, -1)))
-        known.append(both.flatten(2 + len(ones)).any(-1).any(1) | ~inside[:, group].any(-1).any(1))
-    return Expected(torch.stack(results, 1), torch.stack(known, 1))
-
-
-def _same_padding(weight: Expected, dilation: Sequence[int]) -> list[tuple[int, int]]:
-    total = [d * (k - 1) for k, d in zip(weight.shape[2:], dilation, strict=True)]
-    return [(t // 2, t - t // 2) for t in total]
-
-
-@oracle("conv1d", "conv2d", "conv3d")
-def conv(c: Call) -> Expected:
-    """The sum over taps whose input and weight are both valid; padding does not count."""
-    x, weight = c["input"], c["weight"]
-    n = weight.ndim - 2
-    stride, dilation = per_dimension(c["stride"], n), per_dimension(c["dilation"], n)
-    padding = (
-        _same_padding(weight, dilation)
-        if c["padding"] == "same"
-        else [(0, 0)] * n
-        if c["padding"] == "valid"
-        else [(p, p) for p in per_dimension(c["padding"], n)]
-    )
-    batched = x.ndim == n + 2
-    whole = x if batched else x.map(lambda t: t.unsqueeze(0))
-    if not whole.data.numel():
+@oracle("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def convolution(c: Call) -> Expected:
+    """The sum over taps whose input and weight are both valid; a result without taps, in padding and gaps, is valid."""
+    x, weight, bias, plain = c["input"], c["weight"], c["bias"], c.plain()
+    sizes = x.shape[1 - weight.ndim :]
+    if not x.data.numel():
         raise NoOracle("convolution of an empty tensor")
-    out = _convolve(whole, weight, stride, padding, dilation, c["groups"])
-    return _with_bias(c, out if batched else out.map(lambda t: t[0]), batched)
+    wide = torch.promote_types(x.data.dtype, torch.float32) if x.data.is_floating_point() else x.data.dtype
+    samples = x.map(lambda t: t.reshape(-1, math.prod(sizes)))
 
+    def summed(values: Tensor, weights: Tensor) -> Tensor:
+        return values @ on_units(c, "input", sizes, values.dtype, weight=weights.to(values.dtype), bias=None)
 
-def _with_bias(c: Call, out: Expected, batched: bool) -> Expected:
-    bias = c["bias"]
-    if bias is None:
-        return Expected(out.data.to(c.plain().dtype), out.mask)
-    channel = [-1] + [1] * (out.ndim - (2 if batched else 1))
-    return added(c, out, bias.map(lambda t: t.reshape(channel)))
-
-
-@oracle("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def conv_transpose(c: Call) -> Expected:
-    """A convolution of the input, its elements `stride` apart, with the flipped weight; the gaps do not count."""
-    x, weight = c["input"], c["weight"]
-    n, groups = weight.ndim - 2, c["groups"]
-    stride, dilation = per_dimension(c["stride"], n), per_dimension(c["dilation"], n)
-    padding, extra = per_dimension(c["padding"], n), per_dimension(c["output_padding"], n)
-    batched = x.ndim == n + 2
-    whole = x if batched else x.map(lambda t: t.unsqueeze(0))
-    sizes = [(s - 1) * stride[d] + 1 for d, s in enumerate(whole.shape[2:])]
-    elements = (slice(None), slice(None), *(slice(None, None, stride[d]) for d in range(n)))
-    data = torch.zeros(*whole.shape[:2], *sizes, dtype=x.data.dtype)
-    data[elements] = whole.data
-    known = torch.zeros(data.shape, dtype=torch.bool)
-    known[elements] = whole.mask
-    inside = torch.zeros(data.shape, dtype=torch.bool)
-    inside[elements] = True
-    group_in, group_out = weight.shape[0] // groups, weight.shape[1]
-
-    def flip(t: Tensor) -> Tensor:
-        split = t.reshape(groups, group_in, group_out, *t.shape[2:]).transpose(1, 2)
-        return split.reshape(groups * group_out, group_in, *t.shape[2:]).flip(list(range(2, t.ndim)))
-
-    flipped = weight.map(flip)
-    reach = [dilation[d] * (weight.shape[2 + d] - 1) - padding[d] for d in range(n)]
-    pads = [(reach[d], reach[d] + extra[d]) for d in range(n)]
-    crop = [max(0, -low) for low, _ in pads]
-    ends = [max(0, -high) for _, high in pads]
-    pads = [(max(0, low), max(0, high)) for low, high in pads]
-    sliced = (slice(None), slice(None), *(slice(crop[d], sizes[d] - ends[d]) for d in range(n)))
-    one = [1] * n
-    out = _convolve(Expected(data[sliced], known[sliced]), flipped, one, pads, dilation, groups)
-    # A result that no element of the input contributes to, valid or not, is torch's own, and valid.
-    every_tap = valid(torch.ones(flipped.shape))
-    reachable = _reached(inside[sliced], every_tap, pads, dilation, groups)
-    out = Expected(out.data, torch.where(reachable, out.mask, True))
-    return _with_bias(c, out if batched else out.map(lambda t: t[0]), batched)
-
-
-def _reached(
-    inside: Tensor, weight: Expected, pads: Sequence[tuple[int, int]], dilation: Sequence[int], groups: int
-) -> Tensor:
-    """The results to which an element of the input contributes."""
-    counted = valid(inside.to(torch.float32))
-    return _convolve(counted, weight, [1] * len(pads), pads, dilation, groups).data > 0.5
+    total = summed(samples.filled(0).to(wide), weight.filled(0))
+    taps = summed(samples.mask.to(torch.float32), weight.mask)
+    every_tap = summed(torch.ones_like(taps[:1, :1]).expand(1, samples.shape[1]), torch.ones(weight.shape))
+    out = Expected(total.reshape(plain.shape), ((taps > 0.5) | (every_tap < 0.5)).reshape(plain.shape))
+    channels = [-1] + [1] * (weight.ndim - 2)
+    return added(c, out, None if bias is None else bias.map(lambda t: t.reshape(channels)))
 
 
 # --------------------------------------------------------------------------- attention written out, one query at a time
