@@ -351,24 +351,8 @@ def reduce_slices(
     return reduce_groups(groups([x], slices(x.shape, over)), on_values(one, indices), c.plain(), least)
 
 
-@oracle(
-    """sum prod mean var std var_mean std_mean amax amin aminmax any all nansum nanmean logsumexp special_logsumexp
-    linalg_vector_norm norm frobenius_norm"""
-)
-def reduction(c: Call) -> Any:
-    """The operator itself on each slice, with all other arguments unchanged."""
-    changes: dict[str, object] = {}
-    if "dim" in c:
-        changes = {"dim": 0 if isinstance(c["dim"], int) or c.name == "aminmax" else [0], "keepdim": False}
-    return reduce_slices(c, lambda values: c.plain(**changes, self=values), dims=c.dims(c["self"].ndim))
-
-
-@oracle("max", "min", "median", "nanmedian", "mode")
-def with_index(c: Call) -> Any:
-    """The value; with `dim` also its index in the whole slice."""
-    if "dim" not in c:
-        return reduce_slices(c, lambda values: c.op(values))
-    return reduce_slices(c, lambda values: tuple(c.op(values, 0)), dims=c.dims(c["self"].ndim), indices=(1,))
+# Composites, whose rules are of no category.
+oracle("nanmean special_logsumexp frobenius_norm")(own_reduction)
 
 
 @oracle("kthvalue")
@@ -383,12 +367,6 @@ def kthvalue(c: Call) -> Any:
         return value, index
 
     return reduce_slices(c, kth, dims=c.dims(c["self"].ndim), indices=(1,), least=k)
-
-
-@oracle("argmax", "argmin")
-def arg(c: Call) -> Any:
-    """The index of the extreme among the valid elements."""
-    return reduce_slices(c, lambda values: c.op(values), dims=c.dims(c["self"].ndim), indices=(0,))
 
 
 @oracle("quantile", "nanquantile", "quantile.scalar", "nanquantile.scalar")
@@ -433,14 +411,6 @@ def map_slices(c: Call, one: OfSlice, dim: int, indices: Sequence[int] = (), ope
     return map_groups(groups([x], slices(x.shape, [dim % x.ndim])), on_values(one, indices), plain, x.mask)
 
 
-@oracle("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin")
-def scan(c: Call) -> Any:
-    """The scan of the valid elements."""
-    kwargs = {"dtype": c["dtype"]} if "dtype" in c else {}
-    indices = (1,) if c.name in ("cummax", "cummin") else ()
-    return map_slices(c, lambda values: c.op(values, 0, **kwargs), c["dim"], indices)
-
-
 @oracle("vander")
 def vander(c: Call) -> Expected:
     """The powers of each element alone. Power 0, in the first column or the last, reads nothing."""
@@ -451,12 +421,6 @@ def vander(c: Call) -> Expected:
     data = torch.stack([v for row in rows for v in row]) if columns and rows else torch.empty(0, dtype=wide)
     mask = [[power == 0 or known for power in powers] for known in x.mask.tolist()]
     return Expected(data.reshape(len(rows), columns), torch.tensor(mask, dtype=torch.bool).reshape(len(rows), columns))
-
-
-@oracle("softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax", "special_softmax", "special_log_softmax")
-def softmax(c: Call) -> Any:
-    """The softmax of the valid elements."""
-    return map_slices(c, lambda values: c.plain(self=values, dim=0), c["dim"])
 
 
 # --------------------------------------------------------------------------------------------------------- sorting

@@ -59,18 +59,13 @@ def movement(c: Call) -> Any:
     return tree_unflatten([with_validity(d, i) for d, i in zip(outs, tree_leaves(moved), strict=True)], spec)
 
 
+# Composites, beside the operators whose rule is of this category.
 oracle(
-    """cat concat concatenate stack hstack vstack dstack column_stack block_diag diag_embed diagonal diagonal_copy
-    linalg_diagonal diag diagflat expand expand_as expand_copy broadcast_to broadcast_tensors view view_as view_copy
-    reshape reshape_as _reshape_alias _unsafe_view flatten unflatten ravel squeeze squeeze_copy unsqueeze unsqueeze_copy
-    t t_copy transpose transpose_copy permute permute_copy movedim moveaxis swapaxes swapdims numpy_T matrix_H mT mH
-    adjoint select select_copy slice slice_copy narrow narrow_copy split split_with_sizes split_copy
-    split_with_sizes_copy unsafe_split unsafe_split_with_sizes chunk unsafe_chunk tensor_split hsplit vsplit dsplit
-    unbind unbind_copy unfold unfold_copy as_strided as_strided_copy alias_copy flip fliplr flipud roll rot90 repeat
-    tile tril triu constant_pad_nd pad reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
-    replication_pad2d replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle im2col
-    meshgrid cartesian_prod combinations atleast_1d atleast_2d atleast_3d repeat_interleave.self_int _chunk_cat
-    fft_fftshift fft_ifftshift resolve_conj_view"""
+    """concat concatenate hstack vstack dstack column_stack linalg_diagonal diag diagflat expand_as broadcast_to
+    broadcast_tensors view_as reshape reshape_as flatten unflatten ravel movedim moveaxis swapaxes swapdims numpy_T
+    matrix_H mT mH adjoint narrow chunk unsafe_chunk tensor_split hsplit vsplit dsplit alias_copy fliplr flipud tile
+    pad native_channel_shuffle meshgrid cartesian_prod combinations atleast_1d atleast_2d atleast_3d
+    repeat_interleave.self_int fft_fftshift fft_ifftshift resolve_conj_view"""
 )(movement)
 
 
