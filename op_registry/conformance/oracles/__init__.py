@@ -33,8 +33,12 @@ from op_registry.conformance.plain_torch import Interpreter
 from op_registry.conformance.sample import tree_map
 from op_registry.dimensions.equation import Equation
 from op_registry.laws.categories import CONTRACTION
+from op_registry.laws.whole_slices import WHOLE_SLICES
 from op_registry.registry import registry
 from op_registry.schema import functional_form, is_inplace, is_out, written_arguments
+
+# Categories whose rules serve a composite by their equation, and not by its steps.
+STATED = (CONTRACTION, WHOLE_SLICES)
 
 # Each module of this folder registers its oracles when it is imported.
 for _module in pkgutil.iter_modules(__path__):
@@ -55,7 +59,7 @@ def oracle_for(op: OpOverload) -> Oracle | None:
     if rule.oracles:
         rule_oracle = rule.oracles[0]
         return lambda c: rule_oracle(*[c[a.name] for a in c.op._schema.arguments])
-    decomposes = op._can_decompose() and not (rule.category is CONTRACTION and isinstance(rule.dims, Equation))
+    decomposes = op._can_decompose() and not (rule.category in STATED and isinstance(rule.dims, Equation))
     return None if decomposes else by_category.BY_CATEGORY.get(rule.category.name)
 
 

@@ -246,11 +246,13 @@ def by_equation(c: Call, dims: Equation) -> Expected:
 
 
 def whole_slices(c: Call) -> Any:
-    """The operator on each slice without a hole: matrices, or what the argument that the rule names spans."""
+    """The operator on each slice without a hole: what the rule states, a matrix if it states nothing."""
     rule = registry.get(c.op)
+    if rule is not None and isinstance(rule.dims, Equation):
+        return slicewise.of_slices(c)
     over = rule.slices.dim if rule is not None and rule.slices is not None else None
     operand = only_operand(c)
-    return slicewise.of_matrices(c, {operand: 2}) if over is None else slicewise.of_blocks(c, None, operand, over)
+    return slicewise.of_matrices(c, operand) if over is None else slicewise.of_blocks(c, None, operand, over)
 
 
 def _unit(data: Tensor, index: int) -> Tensor:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles.call import Call, Expected, Refused, all_true, oracle, valid
+from op_registry.conformance.oracles.call import Call, Expected, Misdeclared, Refused, all_true, oracle, valid
 from op_registry.conformance.oracles.products import matmul_of
 from op_registry.conformance.sample import tree_leaves, tree_map
+from op_registry.dimensions.equation import Equation
+from op_registry.dimensions.labels import Dimension, Labels, batch_labels
+from op_registry.registry import registry
 
 
 def by_slice(plain: Tensor, batch: int, one: Callable[[tuple[int, ...]], Tensor | None]) -> Expected:
@@ -56,45 +58,63 @@ def like_results(plain: Any, expected: Sequence[Expected]) -> Any:
     return tree_map(lambda leaf: next(found) if isinstance(leaf, Tensor) else leaf, plain)
 
 
-def at(operand: Expected, index: tuple[int, ...], dims: int) -> Expected:
-    """The operand's slice, with `dims` dimensions, at an index of the batch to which the operand broadcasts."""
-    batch = operand.ndim - dims
-    own = tuple(
-        i if size != 1 else 0 for i, size in zip(index[len(index) - batch :], operand.shape[:batch], strict=True)
-    )
+def of_labels(c: Call, labels: Labels, reads: Callable[[int], Collection[str]] | None = None) -> Any:
+    """The operator on one slice at a time: whole along labels with a role, and at one index along all others.
+
+    reads  the operands on which a result depends, by its number; all, if it is not said
+    """
+    plain = without_values(c)
+    of_each = (_of_result(c, labels, n, out, reads and reads(n)) for n, out in enumerate(results(plain)))
+    return like_results(plain, list(of_each))
+
+
+def _of_result(c: Call, labels: Labels, number: int, plain: Tensor, read: Collection[str] | None) -> Expected:
+    if not plain.numel():
+        return valid(torch.empty(plain.shape, dtype=plain.dtype))
+    own = labels.results[number]
+    batch = [d for d, label in enumerate(own) if label not in labels.roles]
+    front, slice_shape = list(range(len(batch))), [plain.shape[d] for d in range(plain.ndim) if d not in batch]
+
+    def one(index: tuple[int, ...]) -> Tensor | None:
+        place = dict(zip((own[d] for d in batch), index, strict=True))
+        alone = {name: _at(c[name], dims, place, labels) for name, dims in labels.operands.items()}
+        whole = all(operand.all_valid for name, operand in alone.items() if read is None or name in read)
+        return results(c.plain(**alone))[number].reshape(slice_shape) if whole else None
+
+    return by_slice(plain.movedim(batch, front), len(batch), one).map(lambda t: t.movedim(front, batch))
+
+
+def _at(operand: Expected, dims: Sequence[Dimension], place: Mapping[Dimension, int], labels: Labels) -> Expected:
+    """The operand's slice at an index of the result's labels, to which it broadcasts; of others, the first."""
+    starts = [
+        None if label in labels.roles else place.get(label, 0) * (size != 1)
+        for label, size in zip(dims, operand.shape, strict=True)
+    ]
+    own = tuple(slice(None) if start is None else slice(start, start + 1) for start in starts)
     return operand.map(lambda t: t[own])
 
 
-def of_matrices(c: Call, dims: Mapping[str, int]) -> Any:
-    """The operator on one matrix at a time with its tolerances; `dims` is the number of dimensions of each operand."""
-    plain = without_values(c)
-    return like_results(plain, [one_matrix_at_a_time(c, dims, n, out) for n, out in enumerate(results(plain))])
+def of_slices(c: Call, reads: Callable[[int], Collection[str]] | None = None) -> Any:
+    """The same, by the dimensions that the rule states."""
+    rule = registry.get(c.op)
+    labels = None if rule is None or rule.dims is None else rule.dims.labels(c.op, c.bound)
+    if labels is None:
+        raise Misdeclared(f"{c.name} takes operands of {[x.ndim for x in c.operands()]} dimensions, not as stated")
+    return of_labels(c, labels, reads)
 
 
-def one_matrix_at_a_time(
-    c: Call, dims: Mapping[str, int], number: int, plain: Tensor, batch: int | None = None
-) -> Expected:
-    """One of the results of the operator, `plain` where torch is given the whole batch of so many dimensions."""
-    if batch is None:
-        batch = max((c[name].ndim - dims[name] for name in dims), default=0)
-
-    def one(index: tuple[int, ...]) -> Tensor | None:
-        alone = {name: at(c[name], index, dims[name]) for name in dims}
-        whole = all(operand.all_valid for operand in alone.values())
-        return results(c.plain(**alone))[number] if whole else None
-
-    return by_slice(plain, batch, one)
+def of_matrices(c: Call, operand: str) -> Any:
+    """The operator on one matrix at a time, of an operand that is a batch of them."""
+    batch = batch_labels(max(c[operand].ndim - 2, 0))
+    own = tuple((*batch, *range(out.ndim - len(batch))) for out in results(without_values(c)))
+    return of_labels(c, Labels({operand: (*batch, "M", "N")}, own, dict.fromkeys(("M", "N", 0, 1, 2), "each")))
 
 
-@oracle(
-    """linalg_inv linalg_inv_ex linalg_cholesky linalg_cholesky_ex cholesky cholesky_inverse linalg_lu linalg_lu_factor
-    linalg_lu_factor_ex linalg_qr qr _linalg_svd linalg_svd linalg_svdvals linalg_eig linalg_eigvals _linalg_eigvals
-    linalg_eigh _linalg_eigh linalg_eigvalsh _linalg_det linalg_det det _linalg_slogdet linalg_slogdet slogdet logdet
-    linalg_matrix_exp matrix_exp linalg_cond"""
-)
+# Composites without a rule.
+@oracle("linalg_svd linalg_det det linalg_slogdet slogdet logdet qr linalg_eigh matrix_exp")
 def matrix(c: Call) -> Any:
     """The matrix is the first argument."""
-    return of_matrices(c, {c.op._schema.arguments[0].name: 2})
+    return of_matrices(c, c.op._schema.arguments[0].name)
 
 
 @oracle("_linalg_check_errors")
@@ -102,13 +122,6 @@ def check_errors(c: Call) -> None:
     """Raises if a valid matrix failed."""
     for info in c["info"].data[c["info"].mask]:
         c.op(info, c["api_name"], is_matrix=True)
-
-
-@oracle("linalg_pinv", "linalg_matrix_rank")
-def with_tolerances(c: Call) -> Any:
-    """A tolerance may be a tensor with one number for each matrix."""
-    names = [argument.name for argument in c.op._schema.arguments]
-    return of_matrices(c, {names[0]: 2} | {name: 0 for name in names[1:] if isinstance(c[name], Expected)})
 
 
 @oracle("linalg_matrix_power", "matrix_power")
@@ -123,70 +136,13 @@ def matrix_power(c: Call) -> Any:
 @oracle("lu_unpack")
 def lu_unpack(c: Call) -> Any:
     """The operator does not read the factors that it does not unpack."""
-    dims = {"LU_data": 2} if c["unpack_data"] else {}
-    return of_matrices(c, dims | ({"LU_pivots": 1} if c["unpack_pivots"] else {}))
+    read = [name for name in ("LU_data", "LU_pivots") if c[f"unpack_{name[3:]}"]]
+    return of_slices(c, lambda number: read)
 
 
 # ----------------------------------------------------------------------------------------- systems of linear equations
 
-
-@dataclass(frozen=True)
-class Equations:
-    """A call that solves equations: its matrix, as operands with their numbers of dimensions, and its right-hand side.
-
-    columns  whether the unknowns are columns of the right-hand side; they are rows with ``left=False``
-    vector   whether there is one column for each matrix, without a dimension for columns
-    """
-
-    call: Call
-    matrix: Mapping[str, int]
-    right: str
-    columns: bool = True
-    vector: bool = False
-
-    def solution(self, plain: Tensor, number: int = 0) -> Expected:
-        """The solution, one column at a time. `plain` is torch's solution of the whole batch."""
-        if self.vector:
-            return self._by_column(plain.unsqueeze(-2), number).map(lambda t: t.squeeze(-2))
-        if not self.columns:
-            return self._by_column(plain, number)
-        return self._by_column(plain.mT, number).map(lambda t: t.mT)
-
-    def _by_column(self, plain: Tensor, number: int) -> Expected:
-        """The same for a solution whose columns are in the second-to-last dimension."""
-
-        def one(index: tuple[int, ...]) -> Tensor | None:
-            *matrix, column = index
-            alone = self.of_one(tuple(matrix), column)
-            if not all(operand.all_valid for operand in alone.values()):
-                return None
-            return results(self.call.plain(**alone))[number].reshape(plain.shape[-1])
-
-        return by_slice(plain, plain.ndim - 1, one)
-
-    def of_one(self, index: tuple[int, ...], column: int) -> dict[str, Expected]:
-        """The operands for one column of one matrix."""
-        alone = {name: at(self.call[name], index, dims) for name, dims in self.matrix.items()}
-        right = at(self.call[self.right], index, 1 if self.vector else 2)
-        if not self.vector:
-            one = slice(column, column + 1)
-            right = right.map(lambda t: t[:, one] if self.columns else t[one])
-        return alone | {self.right: right}
-
-    def of_the_matrix(self, plain: Tensor, number: int) -> Expected:
-        """A result that depends on the matrix alone, not on the right-hand side."""
-        (name, dims), *others = self.matrix.items()
-        assert not others
-
-        def one(index: tuple[int, ...]) -> Tensor | None:
-            matrix = at(self.call[name], index, dims)
-            zeros = matrix.data.new_zeros(
-                matrix.shape[0] if self.columns else 1, 1 if self.columns else matrix.shape[1]
-            )
-            right = Expected(zeros, zeros == 0)
-            return results(self.call.plain(**{name: matrix, self.right: right}))[number] if matrix.all_valid else None
-
-        return by_slice(plain, self.call[name].ndim - dims, one)
+oracle("cholesky_solve _cholesky_solve_helper linalg_lu_solve")(of_slices)
 
 
 def _is_vector(matrix: Expected, right: Expected) -> bool:
@@ -196,27 +152,16 @@ def _is_vector(matrix: Expected, right: Expected) -> bool:
 @oracle("_linalg_solve_ex")
 def _linalg_solve_ex(c: Call) -> Any:
     """The solution by columns; factors, pivots and info by matrices."""
-    vector = _is_vector(c["A"], c["B"])
-    equations = Equations(c, {"A": 2}, "B", c["left"] or vector, vector)
-    solved, *factors = without_values(c)
-    return equations.solution(solved), *(equations.of_the_matrix(out, n) for n, out in enumerate(factors, 1))
+    return of_slices(c, lambda number: ("A",) if number else ("A", "B"))
 
 
 @oracle("linalg_lstsq")
 def linalg_lstsq(c: Call) -> Any:
-    """Like a solve, with one residual for each column."""
-    vector = _is_vector(c["self"], c["b"])
-    equations = Equations(c, {"self": 2}, "b", vector=vector)
-    solved, residuals, rank, singular_values = without_values(c)
-    return (
-        equations.solution(solved),
-        # There is one residual for each column, like a solution with one unknown.
-        equations.solution(residuals if vector else residuals.unsqueeze(-2), 1).map(
-            lambda t: t.reshape(residuals.shape)
-        ),
-        equations.of_the_matrix(rank, 2),
-        equations.of_the_matrix(singular_values, 3),
-    )
+    """Like a solve, with one residual for each column; rank and singular values by matrices."""
+    stated = Equation("*MN,*M->*N,*1,*,*S" if _is_vector(c["self"], c["b"]) else "*MN,*Mk->*Nk,*k,*,*S")
+    labels = stated.labels(c.op, c.bound)
+    assert labels is not None
+    return of_labels(c, labels, lambda number: ("self", "b")[: 2 - number // 2])
 
 
 def _one_triangle(matrix: Expected, upper: bool, unitriangular: bool) -> Expected:
@@ -232,32 +177,14 @@ def _one_triangle(matrix: Expected, upper: bool, unitriangular: bool) -> Expecte
 def linalg_solve_triangular(c: Call) -> Any:
     """The operator reads one triangle of the matrix."""
     matrix = _one_triangle(c["self"], c["upper"], c["unitriangular"])
-    call = Call(c.op, c.bound | {"self": matrix})
-    return Equations(call, {"self": 2}, "B", c["left"]).solution(without_values(c))
+    return of_slices(Call(c.op, c.bound | {"self": matrix}))
 
 
 @oracle("triangular_solve")
 def triangular_solve(c: Call) -> Any:
     """Like linalg_solve_triangular, with a copy of the whole matrix as second result."""
     matrix = _one_triangle(c["A"], c["upper"], c["unitriangular"])
-    call = Call(c.op, c.bound | {"A": matrix})
-    solved, copied = without_values(c)
-    of_the_matrix = Call(c.op, c.bound | {"self": valid(c["self"].data.new_zeros(c["A"].shape[-1], 1))})
-    copies = one_matrix_at_a_time(of_the_matrix, {"A": 2}, 1, copied, batch=copied.ndim - 2)
-    return Equations(call, {"A": 2}, "self").solution(solved), copies
-
-
-@oracle("cholesky_solve", "_cholesky_solve_helper")
-def cholesky_solve(c: Call) -> Any:
-    """The solution depends on the whole factor."""
-    factor = "input2" if "input2" in c else "A"
-    return Equations(c, {factor: 2}, "self").solution(without_values(c))
-
-
-@oracle("linalg_lu_solve")
-def linalg_lu_solve(c: Call) -> Any:
-    """The solution depends on both factors and on the pivots."""
-    return Equations(c, {"LU": 2, "pivots": 1}, "B", c["left"]).solution(without_values(c))
+    return of_slices(Call(c.op, c.bound | {"A": matrix}))[0], of_slices(c, lambda number: ("A",))[1]
 
 
 # ----------------------------------------------------------------------------------------------------------- transforms
