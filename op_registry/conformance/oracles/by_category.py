@@ -1,7 +1,7 @@
-"""Oracles of other libraries' operators, by the category of their rule and their schema.
+"""Oracles by the category of a rule and its schema: of other libraries' operators, and of aten's.
 
-The oracles of aten's operators know their arguments by aten's names. Here only the schema is known: the operand is the
-first tensor argument, whatever its name, and a dimension is an argument called dim, dims, axis or axes. Each oracle
+Oracles of single operators of aten know their arguments by aten's names. Here only the schema is known: the operand is
+the first tensor argument, whatever its name, and a dimension is an argument called dim, dims, axis or axes. Each oracle
 runs the operator itself on the valid elements.
 """
 
@@ -38,7 +38,7 @@ from op_registry.conformance.oracles.call import (
     scatter_back,
     slices,
 )
-from op_registry.conformance.sample import tree_leaves, tree_map
+from op_registry.conformance.sample import tree_leaves
 from op_registry.dimensions.equation import Equation
 from op_registry.dimensions.slices import LastDims, Slices
 from op_registry.registry import registry
@@ -73,32 +73,6 @@ def stating(stated: Stated) -> Iterator[None]:
         yield
     finally:
         _stated.reset(token)
-
-
-def elementwise(c: Call) -> Any:
-    """The operator on the valid elements alone, as 1-d tensors, so that invalid ones can have no effect."""
-    operands = c.operands()
-    plain = c.plain()
-
-    def of_one(out: Tensor, n: int) -> Expected:
-        shape = torch.broadcast_shapes(*(operand.shape for operand in operands))
-        if out.shape != shape:
-            raise Misdeclared(
-                f"{c.name} is not elementwise: its result has shape {tuple(out.shape)}, but its operands broadcast to "
-                f"{tuple(shape)}"
-            )
-        mask = broadcast_valid(out.shape, operands)
-        if not bool(mask.any()) or bool(mask.all()):
-            return Expected(out, mask)
-        try:
-            values = tree_leaves(pointwise.valid_elements(c, mask))[n]
-        except Exception:
-            # The operator doesn't take 1-d tensors: compare with its result on the whole operands.
-            return Expected(out, mask)
-        return Expected(torch.zeros_like(out).masked_scatter(mask, values.to(out.dtype)), mask)
-
-    leaves = iter([of_one(out, n) for n, out in enumerate(tree_leaves(plain))])
-    return tree_map(lambda _: next(leaves), plain)
 
 
 def own_reduction(c: Call) -> Any:
@@ -294,7 +268,7 @@ def _first_dimension(c: Call, name: str) -> int | list[int]:
 
 # The oracle of an operator follows from the category that its rule claims.
 BY_CATEGORY: dict[str, Oracle] = {
-    "elementwise": elementwise,
+    "elementwise": pointwise.elementwise,
     "movement": positions.movement,
     "join": positions.movement,
     "reduction": own_reduction,

@@ -1,7 +1,7 @@
 """Elementwise operators, choices, random numbers and factories: each valid element is plain torch's.
 
-An elementwise result depends only on the operands at its own index. So where all operands are valid, plain torch
-computes it from the unchanged data. Unlike rules, these oracles fill nothing.
+An elementwise result depends only on the operands at its own index. So plain torch computes it from the elements where
+all operands are valid. Unlike rules, these oracles fill nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from op_registry.conformance.oracles.call import (
     Call,
     Expected,
     Group,
+    Misdeclared,
     NoOracle,
     Refused,
     all_outputs_valid,
@@ -38,23 +39,32 @@ from op_registry.conformance.sample import tree_leaves, tree_map
 
 
 def elementwise(c: Call) -> Any:
-    """Valid where every tensor operand is valid, after broadcasting."""
+    """The operator on the valid elements alone, as 1-d tensors, so that invalid ones can have no effect.
+
+    Valid where every tensor operand is valid, after broadcasting. Random numbers would be others for other shapes.
+    """
     operands = c.operands()
     plain = c.plain()
-    if any(operand.data.requires_grad for operand in operands):
-        plain = _on_valid_elements(c, operands, plain)
-    return tree_map(lambda out: Expected(out, broadcast_valid(out.shape, operands)), plain)
 
+    def of_one(out: Tensor, n: int) -> Expected:
+        shape = torch.broadcast_shapes(*(operand.shape for operand in operands))
+        if out.shape != shape:
+            raise Misdeclared(
+                f"{c.name} is not elementwise: its result has shape {tuple(out.shape)}, but its operands broadcast to "
+                f"{tuple(shape)}"
+            )
+        mask = broadcast_valid(out.shape, operands)
+        if not bool(mask.any()) or bool(mask.all()) or torch.Tag.nondeterministic_seeded in c.op.tags:
+            return Expected(out, mask)
+        try:
+            values = tree_leaves(valid_elements(c, mask))[n]
+        except Exception:
+            # The operator doesn't take 1-d tensors: compare with its result on the whole operands.
+            return Expected(out, mask)
+        return Expected(torch.zeros_like(out).masked_scatter(mask, values.to(out.dtype)), mask)
 
-def _on_valid_elements(c: Call, operands: list[Expected], plain: Any) -> Any:
-    """The call on the valid elements alone, as 1-d tensors, so that invalid ones have no derivative."""
-    if not isinstance(plain, Tensor) or "memory_format" in c:
-        return plain
-    mask = broadcast_valid(plain.shape, operands)
-    if bool(mask.all()) or not bool(mask.any()):
-        return plain if bool(mask.all()) else torch.zeros_like(plain)
-    values = valid_elements(c, mask)
-    return torch.zeros_like(plain).masked_scatter(mask, values.to(plain.dtype))
+    leaves = iter([of_one(out, n) for n, out in enumerate(tree_leaves(plain))])
+    return tree_map(lambda _: next(leaves), plain)
 
 
 def valid_elements(c: Call, mask: Tensor) -> Any:

@@ -64,7 +64,9 @@ def of_labels(c: Call, labels: Labels, reads: Callable[[int], Collection[str]] |
     reads  the operands on which a result depends, by its number; all, if it is not said
     """
     plain = without_values(c)
-    of_each = (_of_result(c, labels, n, out, reads and reads(n)) for n, out in enumerate(results(plain)))
+    of_each = (
+        _of_result(c, labels, n, out, None if reads is None else reads(n)) for n, out in enumerate(results(plain))
+    )
     return like_results(plain, list(of_each))
 
 
@@ -195,19 +197,14 @@ def of_blocks(c: Call, read: int | None = None, operand: str = "self", over: str
 
     In the last of them, only the first `read` entries must be valid.
     """
-    x, plain = c[operand], without_values(c)
+    x, own = c[operand], batch_labels(c[operand].ndim)
     dims = [d % x.ndim for d in c[over]]
-    rest = [d for d in range(x.ndim) if d not in dims]
-    order = rest + dims
-    back = [order.index(d) for d in range(x.ndim)]
-    blocks = x.map(lambda t: t.permute(order))
-
-    def one(index: tuple[int, ...]) -> Tensor | None:
-        block = blocks.map(lambda t: t[index])
-        counted = block.mask[..., :read] if read is not None else block.mask
-        return c.plain(**{operand: block, over: list(range(len(dims)))}) if bool(counted.all()) else None
-
-    return by_slice(plain.permute(order), len(rest), one).map(lambda t: t.permute(back))
+    if read is not None:
+        counted = torch.arange(x.shape[dims[-1]]) < read
+        x = Expected(x.data, x.mask | ~counted.reshape([-1] + [1] * (x.ndim - 1 - dims[-1])))
+    labels = Labels({operand: own}, (own,), {own[d]: "each" for d in dims})
+    result: Expected = of_labels(Call(c.op, c.bound | {operand: x}), labels)
+    return result
 
 
 @oracle("_fft_r2c", "_fft_c2c")
