@@ -151,7 +151,6 @@ class Answer:
         """
         trials = f"{self.trials:4d} trials" if self.decision != "does not apply" else " " * 11
         words = LAWS[self.law].words
-        words = LAWS[self.law].words
         lines = [f"{self.law} {self.decision:14s} {trials}  {words}{f': {self.reason}' if self.reason else ''}"]
         printed = {} if printed is None else printed
         for outcome, law in self._shown(printed):

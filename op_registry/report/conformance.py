@@ -17,7 +17,7 @@ from op_registry.conformance.trials import ALL_LAWS
 from op_registry.conformance.verdict import Outcome, Report, answer_of
 from op_registry.progress import Bar
 from op_registry.registry import registry
-from op_registry.report.coverage import DTYPES, by_family, family_of
+from op_registry.report.coverage import DTYPES, by_family, family_of, grouped
 from op_registry.rule import packet_name
 from op_registry.schema import is_inplace, is_out
 
@@ -110,10 +110,8 @@ def _share(part: int, of: int) -> str:
 
 def modes_lines(reports: Sequence[Report]) -> list[str]:
     """Why P7 had nothing to compare, by the number of operators; and its named gaps, each with its error."""
-    silent: dict[str, list[str]] = {}
-    for report in reports:
-        if report.silences.get("P7") and not report.asked("P7"):
-            silent.setdefault(next(iter(report.silences["P7"])).partition(":")[0], []).append(report.operator)
+    unasked = (r for r in reports if r.silences.get("P7") and not r.asked("P7"))
+    silent = grouped((next(iter(r.silences["P7"])).partition(":")[0], r.operator) for r in unasked)
     lines = [f"P7 compared nothing of {len(names)} ({', '.join(names)}): {why}" for why, names in silent.items()]
     gaps = [o for r in reports for o in r.outcomes if o.law == "P7" and o.status == "gap"]
     return lines + [f"gap in P7: {o.message}\n    {o.repro}" for o in gaps]
@@ -234,10 +232,7 @@ def _verdict(statuses: Mapping[str, int]) -> str:
 
 
 def _by_verdict(counts: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
-    names: dict[str, list[str]] = {}
-    for name, statuses in counts.items():
-        names.setdefault(_verdict(statuses), []).append(name)
-    return names
+    return grouped((_verdict(statuses), name) for name, statuses in counts.items())
 
 
 def _name(op: str) -> str:
@@ -266,11 +261,8 @@ def _by_rule(reports: Sequence[Report]) -> tuple[dict[str, Counter[str]], ...]:
 
 def _with_reasons(rules: Sequence[str], why: Mapping[str, Counter[str]]) -> list[str]:
     """The rules by reason, those of most rules first."""
-    by_reason: dict[str, list[str]] = {}
-    for rule in rules:
-        reasons = why.get(rule)
-        reason = _shortened(reasons.most_common(1)[0][0]) if reasons else ""
-        by_reason.setdefault(reason, []).append(rule)
+    with_reasons = ((rule, why.get(rule)) for rule in rules)
+    by_reason = grouped((_shortened(r.most_common(1)[0][0]) if r else "", rule) for rule, r in with_reasons)
     ordered = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
     return [f"- {reason}: {', '.join(f'`{name}`' for name in names)}" for reason, names in ordered]
 
@@ -350,10 +342,7 @@ def on_device(names: Sequence[str], name: str, subject: str | None = None, sampl
 
 def not_comparable(results: Iterable[Finding]) -> list[str]:
     """A line for each kind of reason, with its entries."""
-    entries: dict[str, list[str]] = {}
-    for finding in results:
-        if finding.status == "not comparable":
-            entries.setdefault(finding.reason.partition(":")[0], []).append(finding.entry)
+    entries = grouped((f.reason.partition(":")[0], f.entry) for f in results if f.status == "not comparable")
     return [f"{reason}: {', '.join(sorted(names))}" for reason, names in sorted(entries.items())]
 
 

@@ -109,10 +109,8 @@ def state_of(op: OpOverload) -> str:
 
 def reasons(ops: Iterable[OpOverload]) -> str:
     """Unsupported overloads, grouped by the reason that their rule gives: ``a, b: reason; c``."""
-    by_reason: dict[str, list[str]] = {}
-    for op in sorted(ops, key=str):
-        rule = resolve(op).rule
-        by_reason.setdefault(rule.traits.reason if rule is not None else "", []).append(str(op))
+    rules = ((op, resolve(op).rule) for op in sorted(ops, key=str))
+    by_reason = grouped((rule.traits.reason if rule is not None else "", str(op)) for op, rule in rules)
     return "; ".join(", ".join(names) + (f": {reason}" if reason else "") for reason, names in by_reason.items())
 
 
@@ -484,12 +482,18 @@ class Table:
         return cls(head, rows)
 
 
+def grouped(items: Iterable[tuple[str, Item]]) -> dict[str, list[Item]]:
+    """The items of each group, in order, by the group's name."""
+    groups: dict[str, list[Item]] = {}
+    for name, item in items:
+        groups.setdefault(name, []).append(item)
+    return groups
+
+
 def by_family(
     items: Iterable[tuple[str, Item]], head: Sequence[str], cell: Callable[[Sequence[Item], str], str], total: str
 ) -> Table:
     """A row for each family of items, and one for all. `cell` makes a cell of some items in a column of `head`."""
-    families: dict[str, list[Item]] = {}
-    for family, item in items:
-        families.setdefault(family or "-", []).append(item)
+    families = grouped((family or "-", item) for family, item in items)
     groups = [*sorted(families.items()), (total, [item for family in families.values() for item in family])]
     return Table(head, [(name, *(cell(group, column) for column in head[1:])) for name, group in groups])

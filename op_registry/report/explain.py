@@ -202,9 +202,7 @@ def _how(meaning: Meaning) -> str:
 def _storage(rule: Rule, outcomes: Mapping[str, Tried]) -> list[str]:
     """How a rule runs in sparse storage; and the outcome of sample calls, for each group of layouts that share it."""
     ways = alternatives(rule)
-    by_outcome: dict[str, list[str]] = {}
-    for name in LAYOUTS:
-        by_outcome.setdefault(str(outcomes[name]) if ways and name in outcomes else "", []).append(name)
+    by_outcome = coverage.grouped((str(outcomes[n]) if ways and n in outcomes else "", n) for n in LAYOUTS)
     layouts = ", ".join(name for names in by_outcome.values() for name in names)
     lines = _row("lowering", f"{layouts}: {'; else '.join(ways) or without_lowering(rule)}")
     for outcome, names in by_outcome.items():
