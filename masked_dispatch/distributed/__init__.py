@@ -5,17 +5,16 @@ torch.distributed's own functions accept masked tensors without any call to this
 
 collectives.py     the semantics of each collective, and the kernels that receive torch.distributed's calls
 calls.py           the operands, the agreement, the messages and the results of one collective
-sparse_calls.py    the same for sparsely stored tensors: their records packed into messages, and their union
+sparse_calls.py    what differs for sparsely stored tensors: their entries in a message, and their union
 point_to_point.py  send and recv
 agreement.py       the descriptions that ranks exchange before they send data
-records.py         reductions and movements of dense records
+records.py         reductions of dense records, and their masks in a message
 extents.py         extents: what ranks state of them, and the booleans that travel with masks
 messages.py        plain tensors sent between ranks; validity packed into bit fields
 training.py        sums, means, variances, counts and a loss over all ranks; a hook that sends the largest gradients
 checkpoints.py     torch.distributed.checkpoint: the saved entries, the checks of a load, copies for async_save
 distributed_tensors.py  masked tensors of distributed tensors (DTensor), tensor parallel modules, FSDP2
-functional_operators.py  torch's functional collectives
-sparse_functional.py  functional collectives of sparsely stored tensors
+functional_operators.py  torch's functional collectives: the same collectives, which return new tensors
 """
 
 import importlib as _importlib

@@ -1,5 +1,7 @@
-"""A collective of tensors that are stored densely: its operands, what the ranks agree on, and how
-they send and write tensors.
+"""A collective: its operands, what the ranks agree on, which fields of a tensor they send, and what arrives.
+
+`Call` moves and reduces tensors that are stored densely; its subclasses say what differs for sparse storage, and for
+collectives that return new tensors.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ from masked_dispatch.distributed.extents import (
     statement_of_several,
     statements_of,
 )
-from masked_dispatch.distributed.messages import Awaited, Eager, digest_of_mask
+from masked_dispatch.distributed.messages import Eager, Functional, digest_of_mask, unpack
 from masked_dispatch.distributed.records import (
     Masks,
-    Moved,
-    exchanged,
     in_one,
-    moved,
-    moved_to,
+    joined,
+    joined_masks,
+    parts_of,
     reduced,
+    size_of_masks,
 )
 from masked_dispatch.distributed_internals import work_that_calls
 from masked_dispatch.tensor.extents import forget_extent, receive_extent
@@ -119,7 +121,8 @@ def replace_extent(target: MaskedTensor, received: Extent | None) -> None:
 
 # -------------------------------------------------------------------------------------------------------- the agreement
 
-Finish = Callable[[], None]
+# Waits, and returns what the collective returns, if it makes new tensors.
+Finish = Callable[[], Any]
 # Waits, and returns the records that this rank receives.
 Arrived = Callable[[], list[Any]]
 # A callback that receives the number of contributions to each element of a reduction.
@@ -129,6 +132,10 @@ Agreement = Callable[[ProcessGroup, Description, torch.device], list[Description
 
 class Call:
     """One collective: the result of the agreement, and the transport."""
+
+    # Whether results are new tensors; otherwise they are written to the outputs.
+    returns = False
+    transport: Any
 
     def __init__(
         self,
@@ -153,9 +160,10 @@ class Call:
         root       the only rank that sends, if there is one
         agreement  returns the descriptions of all ranks for this rank's; by default `agree`, which compares them
         """
-        self.rank, self.transport, self.outputs = group.rank(), Eager(group), outputs
+        self.rank, self.root, self.outputs = group.rank(), root, outputs
         self.device = (*sent, *outputs)[0].device
-        problem = problem or self.problem_of(sent, outputs, pairwise) or problem_of_outputs(outputs)
+        self.transport = self.transport_of(group, sent)
+        problem = problem or self.problem_of(sent, outputs, pairwise)
         packed = {} if problem else self.pack(sent, one_mask)
         if root not in (None, self.rank):
             packed["extents"] = None
@@ -165,15 +173,24 @@ class Call:
         texts = tuple([described(tensor) for tensor in sent] if shown is None else shown)
         expected = tuple(described(tensor) for tensor in outputs) if pairwise else None
         mine = Description(name, texts, problem=problem, expected=expected, apart=apart, **packed)
-        self.everyone = (agreement or agree)(group, mine, self.device)
+        self.everyone = (agreement or self.agree)(group, mine, self.device)
+
+    def transport_of(self, group: ProcessGroup, sent: Sequence[Tensor]) -> Any:
+        return Eager(group)
+
+    def agree(self, group: ProcessGroup, mine: Description, device: torch.device) -> list[Description]:
+        return agree(group, mine, device)
+
+    def record_of(self, tensor: Tensor) -> Dense:
+        return record_of(tensor)
 
     def problem_of(self, sent: Sequence[Tensor], outputs: Sequence[Tensor], pairwise: bool) -> str | None:
         """Say why tensors cannot take part for how they are stored; None if they can."""
-        return None
+        return problem_of_outputs(outputs)
 
     def pack(self, sent: Sequence[Tensor], one_mask: bool) -> dict[str, Any]:
         """Prepare what this rank sends, and return what it says about that in its description."""
-        self.records = [record_of(tensor) for tensor in sent]
+        self.records = [self.record_of(tensor) for tensor in sent]
         statements = statements_of(self.records)
         partial = is_partial(sent) or any(Known.of(t).travels for t in statements)
         mask = digest_of_mask(self.records[0].validity) if one_mask else None
@@ -201,40 +218,119 @@ class Call:
         sent = self.everyone[self.rank].extents or [None] * len(self.everyone)
         return received, list(map(Known.of, sent))
 
+    # ---------------------------------------------------------------------------------------------- fields of a tensor
+
+    @property
+    def partial(self) -> bool:
+        """Whether masks travel."""
+        return any(d.partial for d in (self.everyone if self.root is None else [self.everyone[self.root]]))
+
+    def form(self, output: int | None = None) -> Any:
+        """What all ranks know of a tensor before it arrives: of an output, or of what this rank sends, if anything."""
+        return self.records[0].shape if self.records and output is None else self.outputs[output or 0].shape
+
+    def fields(self, number: int, known: Known) -> list[Tensor]:
+        """One of this rank's tensors as one-dimensional messages: its data, and its masks if they travel."""
+        record = self.records[number]
+        masks = [joined_masks([record], self.transport.width, [known])] if self.partial else []
+        return [record.data.reshape(-1).contiguous(), *masks]
+
+    def lengths(self, rank: int, number: int, form: Any, known: Known) -> list[int]:
+        """The lengths of these messages from a rank."""
+        masks = [size_of_masks(form, self.transport.width, known)] if self.partial else []
+        return [form.numel(), *masks]
+
+    def buffers(self, lengths: Iterable[int]) -> list[Tensor]:
+        """Memory for messages of these lengths."""
+        dtypes = (self.outputs[0].dtype, torch.uint8)
+        return [torch.empty(n, dtype=d, device=self.device) for n, d in zip(lengths, dtypes, strict=False)]
+
+    def received(self, fields: Sequence[Tensor], rank: int, number: int, form: Any, known: Known) -> Any:
+        """What a rank has sent as these messages."""
+        data, *masks = fields
+        if not masks:
+            return Dense(data.view(form), None, known.extent([]))
+        shapes, width = [form, *known.shapes(form)], self.transport.width
+        parts = zip(parts_of(masks[0], width, shapes), shapes, strict=True)
+        validity, *there = [unpack(part, width, s.numel()).view(torch.int8).view(s) for part, s in parts]
+        return Dense(data.view(form), validity, known.extent(there))
+
     # ------------------------------------------------------------------------------------------------------ messages
+
+    def receives(self, root: int) -> bool:
+        """Whether what the root sends makes a result on this rank."""
+        return self.returns or self.rank != root
 
     def broadcast(self, root: int) -> Arrived:
         """Send the root's tensor to all other ranks."""
-        arriving = self.from_root(root, self.transport.broadcast)
-        return lambda: arriving.split([] if self.rank == root else [self.outputs[0].shape])
+        known, form = Known.of(self.statement(root)), self.form()
+        # torch records a derivative on the ranks that receive, too.
+        sends = self.rank == root or isinstance(self.transport, Functional)
+        fields = self.fields(0, known) if sends else self.buffers(self.lengths(root, 0, form, known))
+        arriving = [self.transport.broadcast(field, root) for field in fields]
+
+        def arrived() -> list[Any]:
+            parts = [wait() for wait in arriving]
+            return [self.received(parts, root, 0, form, known)] if self.receives(root) else []
+
+        return arrived
 
     def gathered(self, root: int | None = None) -> Arrived:
         """Send the tensor of every rank to the root, or to all ranks."""
-        (record,) = self.records
-        send = self.transport.all_gather if root is None else functools.partial(self.transport.gather, root=root)
-        arriving = moved([record], any_partial(self.everyone), send, known=self.known)
-        ranks = self.transport.ranks if root in (None, self.rank) else 0
-        arriving.known = self.known_of_each()[:ranks]
-        return lambda: arriving.split([record.shape] * ranks)
+        send: Any = self.transport.all_gather
+        send = send if root is None else functools.partial(self.transport.gather, root=root)
+        form, each = self.form(), self.known_of_each()
+        lengths = [self.lengths(rank, 0, form, known) for rank, known in enumerate(each)]
+        longest = list(map(max, zip(*lengths, strict=True)))
+        arriving = [send(extended(f, n)) for f, n in zip(self.fields(0, self.known), longest, strict=True)]
+
+        def arrived() -> list[Any]:
+            messages = [wait() for wait in arriving]
+            if root not in (None, self.rank):
+                return []
+            rows = zip(*[m.view(len(each), n) for m, n in zip(messages, longest, strict=True)], strict=True)
+            return [
+                self.received(list(map(shortened, row, lengths[rank])), rank, 0, form, each[rank])
+                for rank, row in enumerate(rows)
+            ]
+
+        return arrived
 
     def scattered(self, root: int) -> Arrived:
         """Send one of the root's tensors to each rank."""
-        arriving = self.from_root(root, self.transport.scatter)
-        return lambda: arriving.split([self.outputs[0].shape])
-
-    def from_root(self, root: int, send: Callable[[Tensor, int], Awaited]) -> Moved:
-        """Send the root's tensors, or receive the one that it sends here."""
-        partial, known = self.everyone[root].partial, Known.of(self.statement(root))
+        form, known, ranks = self.form(), Known.of(self.statement(root)), range(len(self.everyone))
+        lengths = [self.lengths(root, number, form, known) for number in ranks]
+        longest = list(map(max, zip(*lengths, strict=True)))
         if self.rank == root:
-            return moved(self.records, partial, lambda data: send(data, root), known=known)
-        return moved_to(self.outputs[0], partial, lambda data: send(data, root), known)
+            fields = zip(*[self.fields(number, known) for number in ranks], strict=True)
+            messages = [joined([extended(f, n) for f in each]) for each, n in zip(fields, longest, strict=True)]
+        else:
+            messages = self.buffers(longest)
+        arriving = [self.transport.scatter(message, root) for message in messages]
 
-    def exchanged(self) -> Arrived:
-        """Send a tensor to each rank, and receive one from each."""
-        received, partial = [output.shape for output in self.outputs], any_partial(self.everyone)
-        known = self.known_of_pairs()
-        arriving = exchanged(self.records, received, partial, self.transport.all_to_all, known=known)
-        return lambda: arriving.split(received)
+        def arrived() -> list[Any]:
+            parts = [shortened(wait(), n) for wait, n in zip(arriving, lengths[self.rank], strict=True)]
+            return [self.received(parts, root, self.rank, form, known)]
+
+        return arrived
+
+    def exchanged(self, parts_of_one: bool = False) -> Arrived:
+        """Send a tensor to each rank, and receive one from each: of the form of the outputs, or of one form."""
+        ranks = range(len(self.everyone))
+        arriving, leaving = ([self.known] * len(ranks),) * 2 if parts_of_one else self.known_of_pairs()
+        forms = [self.form(None if parts_of_one else rank) for rank in ranks]
+        lengths = [self.lengths(rank, self.rank, forms[rank], arriving[rank]) for rank in ranks]
+        fields = zip(*[self.fields(number, leaving[number]) for number in ranks], strict=True)
+        moving = [
+            (self.transport.all_to_all(joined(each), sizes, [field.numel() for field in each]), sizes)
+            for each, sizes in zip(fields, zip(*lengths, strict=True), strict=True)
+        ]
+
+        def arrived() -> list[Any]:
+            rows = zip(*[wait().split(sizes) for wait, sizes in moving], strict=True)
+            return [self.received(row, r, self.rank, forms[r], arriving[r]) for r, row in enumerate(rows)]
+
+        return arrived
 
     def reduces(
         self,
@@ -252,45 +348,43 @@ class Call:
         """
         everywhere = self.transport.reduce_scatter if scattered else self.transport.all_reduce
         send = everywhere if root is None else functools.partial(self.transport.reduce, root=root)
-        in_place = root is None and not scattered and owns_memory(target)
-        known = masks_to_reduce(self.everyone)
-        ranks, extent = self.transport.ranks, self.known
-        total = reduced(self.records, op, ranks, known, send, overwritten=in_place, extent=extent)
+        in_place = not (self.returns or scattered) and root is None and owns_memory(target)
+        total = reduced(
+            self.records,
+            op,
+            self.transport.ranks,
+            masks_to_reduce(self.everyone),
+            send,
+            narrow=self.transport.width < 8,
+            overwritten=in_place,
+            extent=self.known,
+        )
 
-        def finish() -> None:
+        def finish() -> Any:
             result = total()
-            if root in (None, self.rank):
-                self.write(target, result)
+            return self.write(target, result) if root in (None, self.rank) else None
 
         return finish
 
     # ------------------------------------------------------------------------------------------------------- results
 
-    @staticmethod
-    def write(target: Tensor, record: Any) -> None:
+    def write(self, target: Tensor, record: Any) -> Any:
         write(target, record)
 
-    @staticmethod
-    def write_whole(target: Tensor, records: Sequence[Any]) -> None:
+    def write_whole(self, target: Tensor, records: Sequence[Any]) -> Any:
         """Write the records one behind the other."""
-        write(target, in_one(records, target.shape))
+        return self.write(target, in_one(records, target.shape))
 
     def writes(self, targets: Sequence[Tensor], arrived: Arrived) -> Finish:
         """Return a function that waits for a record for each target, and writes it."""
-
-        def finish() -> None:
-            for target, record in zip(targets, arrived(), strict=True):
-                self.write(target, record)
-
-        return finish
+        return lambda: [self.write(target, record) for target, record in zip(targets, arrived(), strict=True)]
 
     def writes_whole(self, target: Tensor, arrived: Arrived) -> Finish:
         """Return a function that waits for all records, if this rank receives any, and writes them to one tensor."""
 
-        def finish() -> None:
+        def finish() -> Any:
             records = arrived()
-            if records:
-                self.write_whole(target, records)
+            return self.write_whole(target, records) if records else None
 
         return finish
 
@@ -305,21 +399,39 @@ class Call:
     @staticmethod
     def parts(tensor: Tensor, output: Tensor, ranks: int) -> list[Tensor]:
         """Return a part like the output for each rank."""
+        check_rows(tensor)
         return list(tensor.contiguous().view(ranks, *output.shape)) if ranks > 1 else [tensor]
 
     @staticmethod
     def rows(tensor: Tensor, splits: Sequence[int], ranks: int) -> list[Tensor]:
         """Return some rows for each rank: as `splits` says, or equally many."""
+        check_rows(tensor)
         return list(tensor.split(list(splits) or tensor.shape[0] // ranks)) if ranks > 1 else [tensor]
 
 
-def any_partial(everyone: Sequence[Description]) -> bool:
-    return any(description.partial for description in everyone)
+def check_rows(tensor: Tensor) -> None:
+    """Refuse rows of a tensor for different ranks, if they number the positions of its samples."""
+    if isinstance(tensor, MaskedTensor) and tensor._extent is not None and tensor._extent.numbers(0):
+        raise MaskedSemanticsError(
+            f"rows of a tensor of shape {tuple(tensor.shape)}, which number the positions of its samples, would go to "
+            "different ranks. Move the samples to the front, x.transpose(0, 1); or pass x.without_extent(), in which "
+            "padding counts as missing."
+        )
+
+
+def extended(message: Tensor, size: int) -> Tensor:
+    """The message, with zeros behind it up to this size."""
+    missing = size - message.numel()
+    return torch.nn.functional.pad(message, (0, missing)) if missing else message
+
+
+def shortened(message: Tensor, size: int) -> Tensor:
+    return message[:size]
 
 
 def masks_to_reduce(everyone: Sequence[Description]) -> Masks:
     """Return what the descriptions say about the masks, before any rank sends its mask."""
-    if not any_partial(everyone):
+    if not any(description.partial for description in everyone):
         return Masks.NONE
     digests = {description.mask for description in everyone}
     return Masks.EQUAL if len(digests) == 1 and None not in digests else Masks.ANY

@@ -117,7 +117,7 @@ def _reduce_scatter(
 
 def broadcast(of: Storage, tensors: Sequence[Tensor], group: ProcessGroup, root: int) -> Finish:
     call = of(group, f"broadcast from rank {root} of the group", tensors, tensors, root=root)
-    return call.writes([] if call.rank == root else tensors, call.broadcast(root))
+    return call.writes(tensors if call.receives(root) else [], call.broadcast(root))
 
 
 def all_gather(

@@ -19,7 +19,7 @@ from op_registry.extents.joins import extent_of_rows, extent_of_samples
 from op_registry.extents.pieces import in_plain_values, read
 from op_registry.extents.writes import known_of_union
 from op_registry.records.dense import Dense
-from op_registry.records.extent import Along, Extent, Factor, Merged, Positions, Samples, extent_of, numbers_positions
+from op_registry.records.extent import Along, Extent, Factor, Merged, Positions, Samples, extent_of
 from op_registry.sparse.permuted import AnyRecord
 
 # Whether the mask is the extent, and what is known, in plain form; None for a tensor without an extent.
@@ -142,28 +142,6 @@ class Known:
 
 
 WITHOUT = Known()
-
-
-def split_rows(record: Dense, sizes: Sequence[int]) -> list[Extent | None]:
-    """The extents of parts of a record with these numbers of rows."""
-    extent = record.extent
-    if extent is None:
-        return [None] * len(sizes)
-    if any(numbers_positions(factor.along[0]) for factor in extent.factors):
-        raise MaskedSemanticsError(
-            f"rows of a tensor of shape {tuple(record.shape)}, which number the positions of its samples, would go to "
-            "different ranks. Move the samples to the front, x.transpose(0, 1); or pass x.without_extent(), in which "
-            "padding counts as missing."
-        )
-    parts = [_parts_of(factor, sizes) for factor in extent.factors]
-    return [Extent(tuple([part[n] for part in parts]), extent.is_mask) for n in range(len(sizes))]
-
-
-def _parts_of(factor: Factor, sizes: Sequence[int]) -> list[Factor]:
-    if factor.said is None or factor.along[0] is None:  # a boolean that is the same in all rows is that of each part
-        return [factor] * len(sizes)
-    rows = factor.there.expand(sum(sizes), *factor.there.shape[1:])
-    return [Factor(factor.along, part) for part in rows.split(list(sizes))]
 
 
 def in_one(records: Sequence[Dense], shape: Sequence[int]) -> Extent | None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup, ReduceOp
 
-from masked_dispatch.distributed_internals import Group
 from op_registry.older_torch import all_gather_single, reduce_scatter_single
 from op_registry.records.validity import kept_with
 
@@ -32,6 +31,8 @@ def awaited(work: Any, result: Tensor) -> Awaited:
 
 class Eager:
     """Call torch.distributed's public functions asynchronously; reductions overwrite their operand."""
+
+    width = 1  # the bits of a field for one boolean
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -85,11 +86,15 @@ class Eager:
 
 
 class Functional:
-    """Call torch's functional collectives, which torch differentiates."""
+    """Call torch's functional collectives, which torch differentiates.
 
-    def __init__(self, group_name: Group, ranks: int) -> None:
-        self.group_name = group_name
-        self.ranks = ranks
+    Narrow fields are unpacked with a table, which a graph cannot hold as a constant.
+    """
+
+    def __init__(self, group: ProcessGroup, in_graph: bool) -> None:
+        self.group_name = group.group_name
+        self.ranks = group.size()
+        self.width = 8 if in_graph else 1
 
     def all_reduce(self, data: Tensor, op: str) -> Awaited:
         return self._awaited(torch.ops._c10d_functional.all_reduce(data, op, self.group_name))

@@ -1,6 +1,6 @@
-"""Collectives of dense records: `reduced` combines the valid contributions, `moved` passes records on unchanged.
+"""Dense records in messages: their masks, and `reduced`, which combines the valid contributions of all ranks.
 
-Both start their messages and return a function that waits for the result.
+It starts its messages and returns a function that waits for the result.
 """
 
 from __future__ import annotations
@@ -184,42 +184,6 @@ def validity_of(record: Dense) -> Tensor:
     return validity.to(torch.int8).reshape(-1)
 
 
-class Moved:
-    """Records that arrive as one message of data, and one of masks if some element is invalid.
-
-    Booleans of extents that are not the masks travel with the masks; `known` is what is known of these extents, of all
-    records or of each.
-    """
-
-    def __init__(
-        self, data: Awaited, masks: Awaited | None, width: int = 1, known: Known | Sequence[Known] = WITHOUT
-    ) -> None:
-        self.data, self.masks, self.width, self.known = data, masks, width, known
-
-    def split(self, shapes: Sequence[torch.Size]) -> list[Dense]:
-        """Wait, and split the messages into records of these shapes."""
-        sizes = [shape.numel() for shape in shapes]
-        parts = self.data()[: sum(sizes)].split(sizes)
-        known = [self.known] * len(shapes) if isinstance(self.known, Known) else self.known
-        triples = list(zip(parts, shapes, known, strict=True))
-        if self.masks is None:
-            return [Dense(part.view(shape), None, k.extent([])) for part, shape, k in triples]
-        travelling = [[shape, *k.shapes(shape)] for shape, k in zip(shapes, known, strict=True)]
-        flat = [shape for each in travelling for shape in each]
-        fields = parts_of(self.masks(), self.width, flat)
-        booleans = iter(
-            [
-                unpack(field, self.width, shape.numel()).view(torch.int8).view(shape)
-                for field, shape in zip(fields, flat, strict=True)
-            ]
-        )
-        records = []
-        for (part, shape, k), each in zip(triples, travelling, strict=True):
-            validity, *there = [next(booleans) for _ in each]
-            records.append(Dense(part.view(shape), validity, k.extent(there)))
-        return records
-
-
 def parts_of(fields: Tensor, width: int, shapes: Sequence[torch.Size]) -> tuple[Tensor, ...]:
     """Split a message of masks into the fields of booleans of these shapes."""
     lengths = [packed_size(shape.numel(), width) for shape in shapes]
@@ -229,48 +193,6 @@ def parts_of(fields: Tensor, width: int, shapes: Sequence[torch.Size]) -> tuple[
 def size_of_masks(shape: torch.Size, width: int, known: Known) -> int:
     """Return the length of the message of a record's mask, and of the booleans that travel with it."""
     return sum(packed_size(boolean.numel(), width) for boolean in (shape, *known.shapes(shape)))
-
-
-def moved(
-    records: Sequence[Dense],
-    partial: bool,
-    send: Callable[[Tensor], Awaited],
-    width: int = 1,
-    known: Known = WITHOUT,
-) -> Moved:
-    """Send the data of the records in one message, and their masks in another."""
-    data = send(joined([record.data.reshape(-1) for record in records]))
-    masks = send(joined_masks(records, width, [known] * len(records))) if partial or known.travels else None
-    return Moved(data, masks, width, known)
-
-
-def moved_to(like: Tensor, partial: bool, receive: Callable[[Tensor], Awaited], known: Known) -> Moved:
-    """Receive what another rank has `moved`, a record of the shape and dtype of a tensor."""
-    data = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
-    masks = torch.empty(size_of_masks(like.shape, 1, known), dtype=torch.uint8, device=like.device) if partial else None
-    return Moved(receive(data), None if masks is None else receive(masks), known=known)
-
-
-def exchanged(
-    records: Sequence[Dense],
-    received: Sequence[torch.Size],
-    partial: bool,
-    send: Callable[[Tensor, Sequence[int], Sequence[int]], Awaited],
-    width: int = 1,
-    known: tuple[Sequence[Known], Sequence[Known]] | None = None,
-) -> Moved:
-    """Send a record to each rank and receive one of these shapes from each.
-
-    known  what is known of the extents of the records that are received, and of those that are sent
-    """
-    arriving, leaving = known or ([WITHOUT] * len(received), [WITHOUT] * len(records))
-    numbers = [shape.numel() for shape in received], [record.data.numel() for record in records]
-    data, masks = send(joined([record.data.reshape(-1) for record in records]), *numbers), None
-    if partial:
-        lengths = [size_of_masks(shape, width, k) for shape, k in zip(received, arriving, strict=True)]
-        sent = [size_of_masks(record.shape, width, k) for record, k in zip(records, leaving, strict=True)]
-        masks = send(joined_masks(records, width, leaving), lengths, sent)
-    return Moved(data, masks, width, arriving)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

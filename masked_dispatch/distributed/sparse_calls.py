@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from masked_dispatch.distributed.calls import Arrived, Call, Counted, Finish, replace_extent, sizes_do_not_fit
+from masked_dispatch.distributed.calls import Call, Counted, Finish, replace_extent, sizes_do_not_fit
 from masked_dispatch.distributed.extents import WITHOUT, Known, statements_of
-from masked_dispatch.distributed.messages import Awaited, in_bytes, pack, packed_size, unpack
+from masked_dispatch.distributed.messages import in_bytes, pack, packed_size, unpack
 from masked_dispatch.distributed.records import identity_of, on_wire, result_of, validity_of, wire_dtype
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor, wrap_sparse
@@ -34,124 +34,40 @@ def stored_record(tensor: Tensor) -> Sparse:
     return record
 
 
-class Parcel:
-    """A sparse tensor to send: its form and its entries."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.record = stored_record(tensor)
-        self.form = form_of(self.record)
-        self.entries = entries_of(self.record)
-
-    def __len__(self) -> int:
-        return len(self.entries.keys)
-
-    @property
-    def partial(self) -> bool:
-        return self.entries.values.validity is not None
-
-
 class SparseCall(Call):
-    """One collective of sparsely stored tensors; each rank sends its tensors as parcels."""
-
-    parcels: list[Parcel]
+    """One collective of sparsely stored tensors, whose entries travel."""
 
     def problem_of(self, sent: Sequence[Tensor], outputs: Sequence[Tensor], pairwise: bool) -> str | None:
         if pairwise and any(not isinstance(output, SparseMaskedTensor) for output in outputs):
             return "every output has to be stored as what it receives: x.to_layout(layout)"
-        return problem_of_sparse(sent, outputs)
+        return problem_of_sparse(sent, outputs) or super().problem_of(sent, outputs, pairwise)
 
     def pack(self, sent: Sequence[Tensor], one_mask: bool) -> dict[str, Any]:
-        self.parcels = [Parcel(tensor) for tensor in sent]
-        partial = any(parcel.partial for parcel in self.parcels)
-        extents = statements_of([parcel.record for parcel in self.parcels])
-        return {"partial": partial, "entries": tuple(map(len, self.parcels)), "extents": extents}
+        self.records: list[Any] = list(map(stored_record, sent))
+        self.entries = list(map(entries_of, self.records))
+        partial = any(entries.values.validity is not None for entries in self.entries)
+        lengths = tuple([len(entries.keys) for entries in self.entries])
+        return {"partial": partial, "entries": lengths, "extents": statements_of(self.records)}
 
-    # ------------------------------------------------------------------------------------------------------ messages
+    def form(self, output: int | None = None) -> Form:
+        own = self.records and output is None
+        return self.entries[0].form if own else form_of(stored_record(self.outputs[output or 0]))
 
-    def form(self, number: int = 0) -> Form:
-        """Return the form of an input, or of the output on a rank that sends nothing."""
-        return self.parcels[number].form if self.parcels else form_of(stored_record(self.outputs[number]))
+    def fields(self, number: int, known: Known) -> list[Tensor]:
+        """The entries of a tensor, and what travels of its extent, as one message of bytes."""
+        entries = replace(self.entries[number], there=known.booleans(self.records[number]))
+        return [encoded(entries, self.everyone[self.rank].partial)]
 
-    def message(self, known: Known, number: int = 0, size: int | None = None) -> Tensor:
-        """Encode a parcel, of whose extent so much is known, as bytes, padded with zeros to `size`."""
-        parcel = self.parcels[number]
-        entries = replace(parcel.entries, there=known.booleans(parcel.record))
-        message = encoded(entries, parcel.form, self.everyone[self.rank].partial)
-        return message if size is None else torch.nn.functional.pad(message, (0, size - len(message)))
-
-    def size(self, known: Known, rank: int, number: int = 0, form: Form | None = None) -> int:
-        """Return the number of bytes of a rank's parcel."""
+    def lengths(self, rank: int, number: int, form: Form, known: Known) -> list[int]:
         description = self.everyone[rank]
-        return sum((form or self.form()).sizes_in_bytes(description.entries[number], description.partial, known))
+        return [sum(form.sizes_in_bytes(description.entries[number], description.partial, known))]
 
-    def decoded(self, message: Tensor, known: Known, rank: int, number: int = 0, form: Form | None = None) -> Entries:
+    def buffers(self, lengths: Iterable[int]) -> list[Tensor]:
+        return [torch.empty(n, dtype=torch.uint8, device=self.device) for n in lengths]
+
+    def received(self, fields: Sequence[Tensor], rank: int, number: int, form: Form, known: Known) -> Entries:
         description = self.everyone[rank]
-        return decoded(message, form or self.form(), description.entries[number], description.partial, known)
-
-    def from_all(self, root: int | None) -> Callable[[], list[Entries]]:
-        """Send the first parcel of every rank, padded to one length, to the root or to all ranks."""
-        send: Callable[[Tensor], Awaited] = self.transport.all_gather
-        send = send if root is None else functools.partial(self.transport.gather, root=root)
-        known = self.known
-        longest = max(self.size(known, rank) for rank in range(len(self.everyone)))
-        arriving = send(self.message(known, size=longest))
-        ranks = range(len(self.everyone) if root in (None, self.rank) else 0)
-
-        def arrived() -> list[Entries]:
-            messages = arriving()
-            return [self.decoded(messages[r * longest : (r + 1) * longest], known, r) for r in ranks]
-
-        return arrived
-
-    def to_each(
-        self, arriving: Sequence[Known], leaving: Sequence[Known]
-    ) -> tuple[Callable[[], list[Entries]], list[Form]]:
-        """Send a parcel to each rank, and receive one of these forms from each."""
-        ranks = range(len(self.everyone))
-        forms = [parcel.form for parcel in self.parcels]
-        if self.outputs and len(self.outputs) == len(forms):
-            forms = [form_of(stored_record(output)) for output in self.outputs]
-        sizes = [self.size(arriving[r], r, self.rank, forms[r]) for r in ranks]
-        messages = [self.message(leaving[number], number) for number in ranks]
-        exchanged = self.transport.all_to_all(torch.cat(messages), sizes, [len(message) for message in messages])
-
-        def arrived() -> list[Entries]:
-            parts = exchanged().split(sizes)
-            return [self.decoded(parts[r], arriving[r], r, self.rank, forms[r]) for r in ranks]
-
-        return arrived, forms
-
-    def broadcast(self, root: int) -> Arrived:
-        mine, known = self.rank == root, Known.of(self.statement(root))
-        size = None if mine else self.size(known, root)
-        message = self.message(known) if size is None else torch.empty(size, dtype=torch.uint8, device=self.device)
-        arriving = self.transport.broadcast(message, root)
-
-        def arrived() -> list[Sparse]:
-            message = arriving()
-            return [] if mine else [record_of_entries(self.decoded(message, known, root), self.form(), known)]
-
-        return arrived
-
-    def gathered(self, root: int | None = None) -> Arrived:
-        arrived = self.from_all(root)
-        known = self.known_of_each()
-        return lambda: [record_of_entries(entries, self.form(), known[r]) for r, entries in enumerate(arrived())]
-
-    def scattered(self, root: int) -> Arrived:
-        numbers, known = range(len(self.everyone)), Known.of(self.statement(root))
-        longest = max(self.size(known, root, number) for number in numbers)
-        if self.rank == root:
-            sent = torch.cat([self.message(known, number, longest) for number in numbers])
-        else:
-            sent = torch.empty(longest, dtype=torch.uint8, device=self.device)
-        arriving = self.transport.scatter(sent, root)
-        return lambda: [record_of_entries(self.decoded(arriving(), known, root, self.rank), self.form(), known)]
-
-    def exchanged(self) -> Arrived:
-        arriving, leaving = self.known_of_pairs()
-        arrived, forms = self.to_each(arriving, leaving)
-        return lambda: list(map(record_of_entries, arrived(), forms, arriving))
+        return decoded(fields[0], form, description.entries[number], description.partial, known)
 
     def reduces(
         self,
@@ -162,29 +78,28 @@ class SparseCall(Call):
         scattered: bool = False,
         counted: Counted | None = None,
     ) -> Finish:
-        united, known = self.known.reduced(f"a reduction {op.upper()} over ranks"), [self.known] * len(self.everyone)
-        arrived = self.to_each(known, known)[0] if scattered else self.from_all(root)
+        united = self.known.reduced(f"a reduction {op.upper()} over ranks")
+        arrived = self.exchanged(parts_of_one=True) if scattered else self.gathered(root)
 
-        def finish() -> None:
+        def finish() -> Any:
             parts = arrived()
-            if parts:
-                total = combined(parts, op, self.form())
-                self.write(target, record_of_entries(total.entries, self.form(), united))
-                if counted is not None:
-                    counted(total.numbers(self.form()))
+            if not parts:
+                return None
+            total, number = combined(parts, op, self.form(), united)
+            if counted is not None:
+                counted(number.record)
+            return self.write(target, total)
 
         return finish
 
     # ------------------------------------------------------------------------------------------------------- results
 
-    @staticmethod
-    def write(target: Tensor, record: Sparse) -> None:
-        """Replace `target` by the received record, in the storage of `target`; update a plain `target`."""
-        write(target, wrap_sparse(record))
+    def write(self, target: Tensor, record: Entries) -> Any:
+        """Replace `target` by what was received, in the storage of `target`; update a plain `target`."""
+        write(target, wrap_sparse(record.record))
 
-    @staticmethod
-    def write_whole(target: Tensor, records: Sequence[Sparse]) -> None:
-        write(target, in_one(records))
+    def write_whole(self, target: Tensor, records: Sequence[Entries]) -> Any:
+        write(target, in_one([entries.record for entries in records]))
 
     # --------------------------------------------------------------------------------------------- tensors and parts
 
@@ -296,12 +211,21 @@ class Form:
 class Entries:
     """Entries at distinct positions of the flattened sparse dimensions (or grid of blocks): keys (n,), int64.
 
+    known  what is known of the extent of the tensor that has them
     there  the booleans of the extent that travel with them, int8
     """
 
     keys: Tensor
     values: Dense
+    form: Form
+    known: Known = WITHOUT
     there: Sequence[Tensor] = ()
+
+    @property
+    def record(self) -> Sparse:
+        """The record that stores these entries, and whose extent is known so."""
+        stored = _stored(self, self.form)
+        return Sparse(stored.values, stored.pattern, self.known.extent(self.there))
 
 
 def form_of(record: Sparse) -> Form:
@@ -315,15 +239,9 @@ def entries_of(record: Sparse) -> Entries:
     stored = without_invalid(record)
     if stored.pattern.block is not None:
         listed = tuple(c.to(torch.int64) for c in stored.pattern.listed_coordinates())
-        return Entries(ravel(listed, stored.pattern.listed_sizes()), stored.values)
+        return Entries(ravel(listed, stored.pattern.listed_sizes()), stored.values, form_of(record))
     flat, coordinates = unpadded_elements(stored)
-    return Entries(ravel(coordinates, stored.pattern.sizes), flat)
-
-
-def record_of_entries(entries: Entries, form: Form, known: Known = WITHOUT) -> Sparse:
-    """Build the record that stores these entries, and whose extent is known so."""
-    stored = _stored(entries, form)
-    return Sparse(stored.values, stored.pattern, known.extent(entries.there))
+    return Entries(ravel(coordinates, stored.pattern.sizes), flat, form_of(record))
 
 
 def _stored(entries: Entries, form: Form) -> Sparse:
@@ -335,10 +253,10 @@ def _stored(entries: Entries, form: Form) -> Sparse:
     return Sparse(entries.values.take_rows(order), Pattern(form.layout, form.sizes, pieces, form.block))
 
 
-def encoded(entries: Entries, form: Form, partial: bool) -> Tensor:
+def encoded(entries: Entries, partial: bool) -> Tensor:
     """Encode entries as a message, a one-dimensional uint8 tensor."""
     values = entries.values
-    parts = [in_bytes(entries.keys.to(form.key_dtype)), in_bytes(values.data.contiguous().view(-1))]
+    parts = [in_bytes(entries.keys.to(entries.form.key_dtype)), in_bytes(values.data.contiguous().view(-1))]
     booleans = [validity_of(values), *entries.there] if partial else entries.there
     return torch.cat([*parts, *(pack(boolean, 1) for boolean in booleans)])
 
@@ -355,25 +273,14 @@ def decoded(message: Tensor, form: Form, entries: int, partial: bool, known: Kno
         unpack(fields, 1, at.numel()).view(torch.int8).view(at)
         for fields, at in zip(booleans, known.shapes(form.shape), strict=True)
     ]
-    return Entries(keys.clone().view(form.key_dtype).to(torch.int64), Dense(values, valid), there)
+    return Entries(keys.clone().view(form.key_dtype).to(torch.int64), Dense(values, valid), form, known, there)
 
 
-@dataclass(frozen=True)
-class Combined:
-    """A reduction over ranks, and the number of valid contributions to each value, int32."""
-
-    entries: Entries
-    number: Tensor
-
-    def numbers(self, form: Form) -> Sparse:
-        """Return the numbers as a record, in the form of the reduction except for its dtype."""
-        return record_of_entries(Entries(self.entries.keys, Dense(self.number, self.entries.values.validity)), form)
-
-
-def combined(parts: Sequence[Entries], op: str, form: Form) -> Combined:
+def combined(parts: Sequence[Entries], op: str, form: Form, known: Known) -> tuple[Entries, Entries]:
     """Reduce the valid contributions of all ranks, in the order of the ranks; a position is there where one rank's is.
 
-    The loop adds one rank after the other, so every rank computes the same bits on any device.
+    It returns the reduction, of whose extent so much is known, and the number of valid contributions to each value,
+    int32. The loop adds one rank after the other, so every rank computes the same bits on any device.
     """
     keys = torch.cat([part.keys for part in parts]).unique()
     shape = (len(keys), *form.entry_shape)
@@ -390,4 +297,4 @@ def combined(parts: Sequence[Entries], op: str, form: Form) -> Combined:
     there = [
         functools.reduce(torch.maximum, booleans) for booleans in zip(*[part.there for part in parts], strict=True)
     ]
-    return Combined(Entries(keys, values, there), number)
+    return Entries(keys, values, form, known, there), Entries(keys, Dense(number, values.validity), form)
