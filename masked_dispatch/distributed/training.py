@@ -2,8 +2,6 @@
 and gradients sent as sparse masked tensors.
 """
 
-from __future__ import annotations
-
 # Python evaluates the annotations of this module, because DistributedDataParallel checks those of a hook.
 import math
 from typing import Any
