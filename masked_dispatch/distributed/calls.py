@@ -223,7 +223,7 @@ class Call:
     @property
     def partial(self) -> bool:
         """Whether masks travel."""
-        return any(d.partial for d in (self.everyone if self.root is None else [self.everyone[self.root]]))
+        return any_partial(self.everyone if self.root is None else [self.everyone[self.root]])
 
     def form(self, output: int | None = None) -> Any:
         """What all ranks know of a tensor before it arrives: of an output, or of what this rank sends, if anything."""
@@ -429,9 +429,13 @@ def shortened(message: Tensor, size: int) -> Tensor:
     return message[:size]
 
 
+def any_partial(everyone: Sequence[Description]) -> bool:
+    return any(description.partial for description in everyone)
+
+
 def masks_to_reduce(everyone: Sequence[Description]) -> Masks:
     """Return what the descriptions say about the masks, before any rank sends its mask."""
-    if not any(description.partial for description in everyone):
+    if not any_partial(everyone):
         return Masks.NONE
     digests = {description.mask for description in everyone}
     return Masks.EQUAL if len(digests) == 1 and None not in digests else Masks.ANY

@@ -128,18 +128,26 @@ def where_all_contribute(fields: Tensor, width: int, elements: int) -> Tensor:
     return (numbers == distributed.get_world_size()).to(torch.int8)
 
 
-def masks_in_another_order(self: records.Moved, shapes: Any) -> list[Dense]:
-    arrived = SPLIT(self, shapes)
-    validities = [record.validity for record in arrived]
-    return [Dense(r.data, v) for r, v in zip(arrived, [*validities[1:], *validities[:1]], strict=True)]
+def masks_in_another_order(send: Callable[..., calls.Arrived]) -> Callable[..., calls.Arrived]:
+    def sent(*args: Any) -> calls.Arrived:
+        arrived = send(*args)
+
+        def in_another_order() -> list[Dense]:
+            records = arrived()
+            validities = [record.validity for record in records]
+            return [Dense(r.data, v) for r, v in zip(records, [*validities[1:], *validities[:1]], strict=True)]
+
+        return in_another_order
+
+    return sent
 
 
 def without_a_mask(target: Tensor, record: Dense) -> None:
     WRITE(target, Dense(record.data, None))
 
 
-def first_rank_alone(parts: Any, op: str, form: Any) -> Any:
-    return COMBINED(parts[:1], op, form)
+def first_rank_alone(parts: Any, op: str, *form: Any) -> Any:
+    return COMBINED(parts[:1], op, *form)
 
 
 def of_all_elements(x: Tensor, dim: Any, keepdim: bool) -> Tensor:
@@ -151,7 +159,7 @@ def of_garbage(x: Any, dim: Any, keepdim: bool) -> Tensor:
     return total
 
 
-VALIDITY_OF, SPLIT, WRITE, COMBINED = records.validity_of, records.Moved.split, calls.write, sparse_calls.combined
+VALIDITY_OF, WRITE, COMBINED = records.validity_of, calls.write, sparse_calls.combined
 
 # For each way: the calls that may notice it, and what is put where.
 WAYS: dict[str, tuple[dict[str, Call], list[tuple[Any, str, Any]]]] = {
@@ -172,7 +180,10 @@ WAYS: dict[str, tuple[dict[str, Call], list[tuple[Any, str, Any]]]] = {
     "masks that differ are taken for one": (DENSE, [(calls, "masks_to_reduce", one_mask)]),
     "masks travel as if all were valid": (DENSE, [(records, "validity_of", all_valid)]),
     "the mask of one rank is lost": (DENSE, [(records, "validity_of", lost_on_the_last)]),
-    "masks arrive in another order": (DENSE, [(records.Moved, "split", masks_in_another_order)]),
+    "masks arrive in another order": (
+        DENSE,
+        [(calls.Call, way, masks_in_another_order(getattr(calls.Call, way))) for way in ("gathered", "exchanged")],
+    ),
     "what is written loses its mask": (DENSE, [(calls, "write", without_a_mask)]),
     "sparse: invalid elements contribute zeros": (SPARSE, [(sparse_calls, "identity_of", lambda op, dtype: 0)]),
     "sparse: averages divide by the number of ranks": (SPARSE, [(sparse_calls, "result_of", by_the_world)]),
