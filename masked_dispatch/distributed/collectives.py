@@ -23,6 +23,7 @@ from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import DispatchKeySet, redispatch, schema_of
 from op_registry import MaskedSemanticsError
+from op_registry.records.dense import map_tensors
 
 Storage = type[Call]
 
@@ -294,17 +295,13 @@ def started_for(storage: int, collective: Collective, *args: object) -> distribu
     """Start the collective without autograd: torch's collectives are not differentiable either."""
     with torch.no_grad():
         if storage == SPARSE:
-            return work_for(collective(SparseCall, *map(complex_again, args)))
+            return work_for(collective(SparseCall, *map_tensors(complex_again, args, SparseMaskedTensor)))
         return work_for(collective(Call, *args))
 
 
-def complex_again(argument: Any) -> Any:
-    """Undo torch.distributed's real views of complex sparse tensors, in lists too."""
-    if isinstance(argument, (list, tuple)):
-        return [complex_again(item) for item in argument]
-    if isinstance(argument, SparseMaskedTensor) and argument._real_view_of is not None:
-        return argument._real_view_of
-    return argument
+def complex_again(tensor: SparseMaskedTensor) -> SparseMaskedTensor:
+    """Undo torch.distributed's real view of a complex sparse tensor."""
+    return tensor if tensor._real_view_of is None else tensor._real_view_of
 
 
 # Each method of a process group maps to its collective, and to a function that picks the arguments from its options.

@@ -26,7 +26,7 @@ from masked_dispatch.torch_internals import schema_of
 from op_registry.bound import Bound, bind_by_name
 from op_registry.dimensions.labels import Labels
 from op_registry.extents.factors import there
-from op_registry.records.dense import Dense
+from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.tracing import has_values
 from op_registry.resolve import Meaning
 
@@ -150,18 +150,14 @@ class Event(OpenCall):
         The same are copies: the call may write to them, as to running statistics.
         """
 
-        def replaced(value: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                return [replaced(item) for item in value]
-            if not isinstance(value, Tensor):
-                return value
-            other = instead(value)
-            return value.clone() if other is None else other
+        def replaced(tensor: Tensor) -> Tensor:
+            other = instead(tensor)
+            return tensor.clone() if other is None else other
 
         devices = {a.tensor.device for a in self.operands if a.tensor.device.type == "cuda"}
         try:
             with torch.random.fork_rng(devices=devices):
-                result = self.op(**{name: replaced(value) for name, value in self.named.items()})
+                result = self.op(**{name: map_tensors(replaced, value, Tensor) for name, value in self.named.items()})
         except (RuntimeError, ValueError, TypeError):
             return None
         first = result[0] if isinstance(result, (list, tuple)) else result
