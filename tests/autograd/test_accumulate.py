@@ -66,24 +66,6 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     assert folded.item() == 1.0
 
 
-def test_integers_bool_and_complex() -> None:
-    integers = md.accumulate(
-        md.masked_tensor(torch.tensor([1, -(2**63), 3]), torch.tensor([T, F, T])),
-        md.masked_tensor(torch.tensor([5, 2**63 - 1, -1]), torch.tensor([T, F, F])),
-    )
-    assert shown(integers) == [6, None, 3]
-    truths = md.accumulate(
-        md.masked_tensor(torch.tensor([T, F, T, T]), torch.tensor([T, T, F, F])),
-        md.masked_tensor(torch.tensor([F, F, F, T]), torch.tensor([T, T, T, F])),
-    )
-    assert shown(truths) == [T, F, F, None]
-    numbers = md.accumulate(
-        md.masked_tensor(torch.tensor([1j, complex(NAN, INF)]), torch.tensor([T, F])), torch.tensor([1.0, 2.0])
-    )
-    assert numbers.dtype is torch.complex64
-    assert numbers.to_tensor(0).tolist() == [1 + 1j, 2]
-
-
 DTYPES = [torch.bool, torch.uint8, torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
 
 
@@ -110,29 +92,6 @@ def test_shape_and_dtype_are_those_of_a_sum(kinds: list[tuple[torch.dtype, tuple
         somewhere = somewhere | mask
     assert torch.equal(total.get_mask(), somewhere)
     assert_close(total.to_tensor(0), exact.to(folded.dtype))
-
-
-@given(st.integers(0, 1000))
-def test_order_and_grouping_do_not_matter(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    pieces = [
-        md.masked_tensor(torch.randint(0, 9, (5,), generator=generator), torch.rand(5, generator=generator) < 0.5)
-        for _ in range(4)
-    ]
-    total = md.accumulate(*pieces)
-    for other in (
-        md.accumulate(*reversed(pieces)),
-        md.accumulate(md.accumulate(*pieces[:2]), md.accumulate(*pieces[2:])),
-        md.accumulate(*pieces, md.masked_tensor(torch.full((5,), 77), torch.zeros(5, dtype=torch.bool))),
-    ):
-        assert shown(other) == shown(total)
-
-
-def test_nothing_under_the_mask_is_seen() -> None:
-    first = [
-        shown(md.accumulate(masked([1.0, 2, 3, 4], FIRST, g), masked([5.0, 6, 7, 8], SECOND, g))) for g in (0, NAN)
-    ]
-    assert first[0] == first[1] == [6, 2, 7, None]
 
 
 # --------------------------------------------------------------------------------------------- derivatives and modes

@@ -35,57 +35,22 @@ def operands(garbage: float = NAN) -> tuple[Tensor, Tensor, Tensor]:
     return a.requires_grad_(), b.requires_grad_(), w.requires_grad_()
 
 
-POINTWISE: dict[str, Function] = {
-    "addcdiv": lambda a, b, w: torch.addcdiv(a, w[0], b),
-    "clamp": lambda a, b, w: a.clamp(0.5, 1.0) + b.clamp(min=w[0]),
+# One of each kind: what they show is done by the tensor, not by a rule.
+FUNCTIONS: dict[str, Function] = {
     "where": lambda a, b, w: torch.where(a > 0.8, a, b * w[0]),
-    "masked_fill": lambda a, b, w: a.masked_fill(torch.eye(3, 4, dtype=torch.bool), 2.0) * b,
-}
-REDUCTIONS: dict[str, Function] = {
-    "sum over a dimension": lambda a, b, w: a.sum(0) * b.sum(1)[:, None],
-    "var": lambda a, b, w: (b * w[0]).var(-1),
     "prod": lambda a, b, w: a.prod(-1) + (a * b).prod(),
-    "amax": lambda a, b, w: a.amax(-1) * b.amin(0, keepdim=True).sum(),
-    "logsumexp": lambda a, b, w: a.logsumexp(-1) + b.logsumexp((0, 1)),
-    "cumprod": lambda a, b, w: b.cumprod(0),
     "softmax": lambda a, b, w: a.softmax(-1) * b,
-    "layer_norm": lambda a, b, w: F.layer_norm(b, (4,), w[0], w[1]),
     "batch_norm": lambda a, b, w: F.batch_norm(b, None, None, w[0], w[1], training=True),
-}
-PRODUCTS: dict[str, Function] = {
-    "matmul": lambda a, b, w: a @ b.mT,
-    "addmm": lambda a, b, w: torch.addmm(b, a, w, beta=0.5),
     "einsum": lambda a, b, w: torch.einsum("ij,kj,jl->ikl", a, b, w),
-    "conv1d": lambda a, b, w: F.conv1d(a[None], w[None, :3, :2] * 1.0, padding=1),
     "attention": lambda a, b, w: F.scaled_dot_product_attention(a[None], b[None], (b * a.exp())[None] @ w),
-}
-MOVES: dict[str, Function] = {
-    "views": lambda a, b, w: a.t()[1:].reshape(-1) * b.view(4, 3)[:3].flatten(),
-    "cat and stack": lambda a, b, w: torch.cat([a, b, w]) * torch.stack([a, b]).sum(),
     "index": lambda a, b, w: a[torch.tensor([0, 0, 1])] * b[:, [1, 2, 3, 0]],
-    "flip, roll, pad": lambda a, b, w: F.pad(a.flip(0), (1, 0), value=0.5) * F.pad(b.roll(1, 1), (0, 1)),
-    "index_add": lambda a, b, w: w.index_add(0, torch.tensor([1, 1, 3]), a) * b.sum(),
     "scatter": lambda a, b, w: b.scatter(1, torch.tensor([[0, 2], [1, 3], [2, 0]]), a[:, :2]),
-    "pooling": lambda a, b, w: F.avg_pool1d(b[None], 2) + F.max_pool1d(b[None], 2),
-    "mask_with": lambda a, b, w: b.mask_like(a) * w[0],
-}
-LOSSES: dict[str, Function] = {
-    "kl_div": lambda a, b, w: F.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="batchmean"),
     "cross_entropy": lambda a, b, w: F.cross_entropy(b * w[0], torch.tensor([0, 1, 3])),
-    "gaussian_nll_loss": lambda a, b, w: F.gaussian_nll_loss(a, w[:3], b, full=True),
-}
-INPLACE: dict[str, Function] = {
     "in place": lambda a, b, w: (a * 1).mul_(b).add_(w[0]),
     "in place through a view": lambda a, b, w: written(a * 1, lambda y: y[1].mul_(w[0]).exp_()),
     "assigned": lambda a, b, w: written(a * 1, lambda y: y.__setitem__((slice(None), 1), b[:, 2] * w[0, :3])),
     "a plain tensor updated": lambda a, b, w: written(w[:3] * 1, lambda y: y.addcmul_(a, b)),
 }
-FUNCTIONS = POINTWISE | REDUCTIONS | PRODUCTS | MOVES | LOSSES | INPLACE
-# One of each kind: what they show is done by the tensor, not by a rule.
-EXAMPLES = [
-    *("where", "prod", "batch_norm", "softmax", "einsum", "attention", "index", "scatter", "cross_entropy"),
-    *INPLACE,
-]
 
 
 def written(y: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
@@ -112,7 +77,7 @@ def test_derivatives_by_finite_differences(name: str) -> None:
         gradgradcheck(function, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_zero_where_invalid_and_blind_to_what_is_there(name: str) -> None:
     gradients = []
     for garbage in (NAN, float("inf"), -1e300):
@@ -126,7 +91,7 @@ def test_gradients_are_zero_where_invalid_and_blind_to_what_is_there(name: str) 
         assert all(torch.equal(g, o) for g, o in zip(gradients[0], other, strict=True))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_masked_leaves_get_masked_gradients_and_plain_ones_plain(name: str) -> None:
     function = FUNCTIONS[name]
     data = operands()
@@ -197,18 +162,6 @@ def test_a_loss_with_nothing_valid_goes_backward_and_gives_zeros() -> None:
         assert torch.equal(plain.grad, torch.zeros_like(plain))
 
 
-def test_gradients_accumulate_over_batches_with_other_masks() -> None:
-    w = torch.ones(4, dtype=torch.float64, requires_grad=True)
-    x = leaf()
-    for mask in (FIRST, SECOND):
-        (md.masked_tensor(torch.ones(SHAPE, dtype=torch.float64), mask) * w * x).sum().backward()
-    assert type(w.grad) is Tensor
-    values = operands()[0].detach().nan_to_num(0.0)
-    assert_close(w.grad, (values * FIRST).sum(0) + (values * (FIRST & SECOND)).sum(0))
-    assert torch.equal(x.grad.get_mask(), FIRST)
-    assert_close(x.grad.to_tensor(0.0), FIRST.double() + (FIRST & SECOND))
-
-
 def test_a_gradient_that_flows_two_ways_is_their_sum() -> None:
     x = leaf()
     y = x * 2
@@ -216,17 +169,6 @@ def test_a_gradient_that_flows_two_ways_is_their_sum() -> None:
     assert torch.equal(x.grad.get_mask(), FIRST)
     expected = 2.0 * (FIRST & SECOND) + 8 * x.detach().to_tensor(0.0)
     assert_close(x.grad.to_tensor(0.0), expected)
-
-
-def test_hooks_see_masked_gradients_and_may_change_them() -> None:
-    x, seen = leaf(), []
-    y = x.exp()
-    y.register_hook(lambda g: seen.append(g))
-    x.register_hook(lambda g: g * 2)
-    x.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
-    y.sum().backward()
-    assert [type(s) for s in seen] == [md.MaskedTensor] * 2
-    assert_close(x.grad.to_tensor(0.0), (2 * x.detach().exp()).to_tensor(0.0))
 
 
 def test_hooks_on_modules_and_nodes() -> None:
@@ -270,15 +212,6 @@ def test_backward_from_a_masked_result_with_a_given_gradient(gradient: str) -> N
     assert_close(x.grad.to_tensor(0.0), 6.0 * counted.double())
 
 
-def test_second_derivatives_of_masked_leaves() -> None:
-    x = leaf()
-    (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
-    (third,) = torch.autograd.grad(second.sum(), x)
-    assert_close(third.to_tensor(0.0), 6.0 * FIRST.double())
-    assert torch.equal(third.get_mask(), FIRST)
-
-
 def test_saved_tensor_hooks_pack_and_unpack_what_is_saved() -> None:
     packed: list[Any] = []
 
@@ -297,16 +230,6 @@ def test_saved_tensor_hooks_pack_and_unpack_what_is_saved() -> None:
     assert packed
     with torch.autograd.graph.save_on_cpu():
         assert_close(run(), expected)
-
-
-def test_what_is_saved_may_not_be_overwritten() -> None:
-    x = leaf()
-    y = x * 1
-    z = y.exp() * y
-    with torch.no_grad():
-        y.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        z.sum().backward()
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
@@ -368,11 +291,3 @@ def test_gradients_may_be_set_and_cleared() -> None:
     assert torch.equal(x.grad.get_mask(), FIRST)
     x.grad = x.detach().clone()
     assert isinstance(x.grad, md.MaskedTensor)
-
-
-def test_a_leaf_is_not_written_in_place() -> None:
-    x = leaf()
-    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
-        x.mul_(2)
-    with pytest.raises(RuntimeError, match="view of a leaf Variable"):
-        x[0].mul_(2)

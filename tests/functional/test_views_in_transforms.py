@@ -29,30 +29,20 @@ ARRANGED: dict[str, Function] = {
     "expanded": lambda p: p.expand(2, 3, 4),
     "flipped": lambda p: p.flip(0).mT,
     "permuted": lambda p: p.unflatten(1, (2, 2)).permute(2, 0, 1),
-    "a part": lambda p: p[1:, 1:].mT,
 }
 VIEWED: dict[str, Function] = {
     "reshape": lambda t: t.reshape(-1),
     "reshape to two": lambda t: t.reshape(2, -1),
     "flatten": lambda t: t.flatten(),
-    "ravel": lambda t: t.ravel(),
     "view": lambda t: t.view(-1),
     "view of a copy": lambda t: t.contiguous().view(-1),
     "view of a clone": lambda t: t.clone(memory_format=torch.contiguous_format).view(2, -1),
     "unflatten": lambda t: t.unflatten(-1, (-1, 1)).flatten(),
-    "unsqueeze": lambda t: t.unsqueeze(1).reshape(-1),
-    "squeeze": lambda t: t.unsqueeze(0).squeeze(0).reshape(-1),
     "doubled and back": lambda t: t.mT.mul(2).mT.view(-1),
     "movedim": lambda t: t.movedim(0, -1).reshape(-1),
     "transpose": lambda t: t.mT.contiguous().view(-1),
-    "select": lambda t: t.select(-1, 0).reshape(-1),
-    "narrow": lambda t: t.narrow(-1, 0, 1).flatten(),
-    "split": lambda t: t.split(1)[0].reshape(-1),
-    "unbind": lambda t: t.unbind(-1)[0].reshape(-1),
     "diagonal": lambda t: t.diagonal(dim1=-2, dim2=-1).reshape(-1),
     "expand": lambda t: t.unsqueeze(0).expand(2, *t.shape).reshape(-1),
-    "repeat": lambda t: t.repeat(1, *[2] * (t.ndim - 1)).view(-1),
-    "reshape_as": lambda t: t.reshape_as(torch.zeros(t.numel())),
 }
 ONES = torch.ones(3, 4)
 TRANSFORMS: dict[str, Callable[[Any, Function, Tensor], Tensor]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import pytest
@@ -73,23 +72,6 @@ def test_the_operator_is_what_torch_writes_line_by_line(
     monkeypatch.setattr(F, "multi_head_attention_forward", lines_of_torch)
     check_same(found, run(layer, *INPUTS[which]))
     assert ran == ["operator"]
-
-
-def test_nothing_hidden_is_seen() -> None:
-    layer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-    mask = padding(QUERIES, 5, 3, 1)
-    data = torch.randn(BATCH, QUERIES, WIDTH)
-    outputs = [
-        run(layer, (md.as_masked_tensor(torch.where(mask, data, hidden), mask),), {})
-        for hidden in (0.0, math.nan, 1e38)
-    ]
-    for out, gradients in outputs[1:]:
-        assert torch.equal(out.to_tensor(0), outputs[0][0].to_tensor(0))
-        for one, other in zip(gradients, outputs[0][1], strict=True):
-            assert one is not None
-            assert other is not None
-            plain = [g.to_tensor(0) if isinstance(g, md.MaskedTensor) else g for g in (one, other)]
-            assert torch.equal(*plain)
 
 
 def test_evaluation_and_dropout_of_a_layer_that_is_not_trained(ran: list[str]) -> None:

@@ -50,31 +50,6 @@ def test_a_partly_valid_matrix_is_refused_by_name(name: str, holes: str, storage
     DIRECT[name](x.to_tensor(0))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("storage", ["dense", "coo"])
-def test_a_valid_matrix_gives_what_torch_gives(name: str, storage: str) -> None:
-    torch.manual_seed(0)
-    plain = torch.randn(9, 9, dtype=torch.float64).float()
-    x = STORAGES[storage](md.masked_tensor(plain, torch.ones(9, 9, dtype=torch.bool)))
-    results = []
-    for operand in (x, plain):
-        torch.manual_seed(1)
-        results.append(FUNCTIONS[name](operand))
-    for mine, theirs in zip(*results, strict=True):
-        assert md.is_masked_tensor(mine)
-        assert mine.get_mask().all()
-        torch.testing.assert_close(mine.get_data(), theirs)
-
-
-def test_gradients_of_a_valid_matrix() -> None:
-    plain = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
-    x = md.as_masked_tensor(plain.detach(), torch.ones(6, 4, dtype=torch.bool)).requires_grad_()
-    for operand in (plain, x):
-        torch.manual_seed(1)
-        torch.svd_lowrank(operand, q=2)[1].sum().backward()
-    torch.testing.assert_close(x.grad.to_tensor(0), plain.grad)
-
-
 def test_a_mean_with_holes_is_refused_too() -> None:
     mean = md.masked_tensor(torch.ones(1, 9), torch.arange(9)[None] != 2)
     with pytest.raises(MaskedSemanticsError, match=r"svd_lowrank .*shape \(1, 9\)"):

@@ -103,21 +103,6 @@ def test_gradients_of_what_goes_out(layout, shape, dense):
     torch.testing.assert_close(x.grad.to_tensor(0), 2 * data)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_second_derivatives(layout):
-    data = some_data((4, 6), 0, layout)
-    strided = data.clone().requires_grad_()
-    x = md.as_masked_tensor(torch_sparse(strided, layout))
-    (first,) = torch.autograd.grad((x * x * x).sum(), strided, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), strided)
-    torch.testing.assert_close(second, 6 * data)
-
-    x = md.masked_tensor(torch_sparse(data, layout), requires_grad=True)
-    (first,) = torch.autograd.grad(x.to_torch_sparse().to_dense().pow(3).sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x)
-    torch.testing.assert_close(second.to_tensor(0), 6 * data)
-
-
 def test_dense_storage_goes_out_as_coo_or_as_asked():
     data = torch.tensor([[0.0, 2.0], [3.0, torch.nan]])
     x = md.masked_tensor(data, torch.tensor([[True, False], [False, True]]))
@@ -257,14 +242,6 @@ def test_elements_listed_twice_are_accumulated(values, total):
     assert int(x.count()) == values[:2].numel()
     assert torch.equal(given._indices(), places), "the input is untouched"
     assert not given.is_coalesced()
-
-
-def test_the_gradient_of_elements_listed_twice():
-    given = torch.sparse_coo_tensor([[1, 0, 1]], torch.tensor([1.0, 2.0, 4.0]), (3,), check_invariants=False)
-    given.requires_grad_()
-    md.as_masked_tensor(given).square().sum().backward()
-    assert given.grad._indices().tolist() == [[0, 1]]
-    assert given.grad._values().tolist() == [4, 10]
 
 
 @pytest.mark.parametrize("lies", [False, True])

@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 import masked_dispatch as md
 from adaptive_softmax import rows_and_classes, without_second_row
-from three_numbers import KNOWN, NAN, shown, some
+from three_numbers import KNOWN, shown, some
 
 
 @pytest.fixture
@@ -29,18 +29,6 @@ def test_vander_was_plain_with_uninitialised_memory() -> None:
     assert shown(x.grad) == [5, "--", 7]
     with pytest.raises(RuntimeError, match="non-negative"):
         torch.vander(x, -1)
-
-
-def test_adaptive_softmax_divided_by_rows_that_are_not_there(adaptive: tuple[nn.Module, Tensor, Tensor]) -> None:
-    layer, x, target = adaptive
-    kept = torch.tensor([0, 2, 3])
-    want, got = layer(x[kept], target[kept]), layer(without_second_row(x), target)
-    torch.testing.assert_close(got.loss.to_tensor(0), want.loss)
-    assert got.output.get_mask().tolist() == [True, False, True, True]
-    torch.testing.assert_close(got.output.to_tensor(0)[kept], want.output)
-    grads = [torch.autograd.grad(r.loss, list(layer.parameters()), materialize_grads=True) for r in (got, want)]
-    for mine, theirs in zip(*grads, strict=True):
-        torch.testing.assert_close(mine, theirs)
 
 
 # Targets of the head and of each tail, together and all; and each kind of number under the mask of one.
@@ -71,14 +59,6 @@ def test_adaptive_softmax_leaves_out_invalid_targets(
     expected = torch.autograd.grad(want.loss, list(layer.parameters()), materialize_grads=True)
     for mine, theirs in zip(grads, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
-
-
-def test_adaptive_softmax_of_targets_and_inputs_with_holes(adaptive: tuple[nn.Module, Tensor, Tensor]) -> None:
-    layer, x, target = adaptive
-    got = layer(without_second_row(x), md.masked_tensor(target, torch.tensor([True, True, False, True])))
-    want = layer(x[[0, 3]], target[[0, 3]])
-    assert got.output.get_mask().tolist() == [True, False, False, True]
-    torch.testing.assert_close(got.loss.to_tensor(0), want.loss)
 
 
 @pytest.mark.parametrize("storage", ["dense", "coo"])
@@ -117,37 +97,6 @@ def test_predictions_of_adaptive_softmax(adaptive: tuple[nn.Module, Tensor, Tens
     assert got.to_tensor(-1)[[0, 2, 3]].tolist() == layer.predict(x[[0, 2, 3]]).tolist()
 
 
-def test_correlations_are_a_matrix_or_nothing() -> None:
-    transform = distributions.transforms.CorrCholeskyTransform()
-    given = torch.tensor([[0.1, 0.2, 0.3], [0.4, torch.nan, 0.5]])
-    mine = transform(md.masked_tensor(given, ~given.isnan()))
-    torch.testing.assert_close(mine[0].to_tensor(0), transform(given[0]))
-    # What is left of the second are the zeros above the diagonal, and the 1 of its first row.
-    assert mine[1].get_mask().tolist() == [[True] * 3, [False, False, True], [False] * 3]
-
-
-SAMPLED: dict[str, Callable[[Tensor], distributions.Distribution]] = {
-    "Exponential": distributions.Exponential,
-    "Laplace": lambda p: distributions.Laplace(p, p),
-    "Cauchy": lambda p: distributions.Cauchy(p, p),
-    "Geometric": distributions.Geometric,
-    "Pareto": lambda p: distributions.Pareto(p, p),
-    "Weibull": lambda p: distributions.Weibull(p, p),
-}
-
-
-@pytest.mark.parametrize("name", SAMPLED)
-def test_samples_by_new_and_new_tensor(name: str) -> None:
-    made = SAMPLED[name](some(0.5, 0, 0.25))
-    torch.manual_seed(1)
-    drawn = made.sample((4,))
-    assert drawn.get_mask().equal(KNOWN.expand(4, 3))
-    torch.manual_seed(1)
-    plain = SAMPLED[name](torch.tensor([0.5, 0.5, 0.25])).sample((4,))
-    torch.testing.assert_close(drawn.to_tensor(0)[:, KNOWN], plain[:, KNOWN])
-    assert made.log_prob(drawn).get_mask().equal(KNOWN.expand(4, 3))
-
-
 def test_multinomial_draws_among_the_valid_categories() -> None:
     counts = distributions.Multinomial(40, some(0.5, 0, 0.25)).sample()
     assert counts.get_data()[1] == 0
@@ -158,22 +107,6 @@ def test_truncated_normal_initialises_a_masked_parameter() -> None:
     x = nn.init.trunc_normal_(nn.Parameter(some(5, 5, 5)))
     assert x.get_mask().all()
     assert x.get_data().abs().max() <= 2
-
-
-def test_cross_map_normalisation_runs() -> None:
-    mask = torch.ones(1, 4, 2, 2, dtype=torch.bool)
-    mask[0, 2, 0, 0] = False
-    data = torch.rand(1, 4, 2, 2)
-    x = md.masked_tensor(torch.where(mask, data, NAN), mask, requires_grad=True)
-    plain = data.clone().requires_grad_()
-    got, want = nn.CrossMapLRN2d(3)(x), nn.CrossMapLRN2d(3)(plain)
-    complete = torch.ones(1, 4, 2, 2, dtype=torch.bool)
-    complete[0, :, 0, 0] = False  # pixels of which every channel is valid
-    assert got.get_mask()[complete].all()
-    torch.testing.assert_close(got.to_tensor(0)[complete], want[complete])
-    got.sum().backward()
-    want.sum().backward()
-    torch.testing.assert_close(x.grad.to_tensor(0)[complete], plain.grad[complete])
 
 
 def test_lbfgs_of_a_parameter_without_a_gradient() -> None:
@@ -194,39 +127,11 @@ def test_lbfgs_of_a_parameter_without_a_gradient() -> None:
 # ----------------------------------------------------------------------------------------------- writes to all of it
 
 
-@pytest.mark.parametrize("value", [1.0, torch.tensor(1.0)])
-def test_fill_out_of_place_keeps_the_graph(value: float | Tensor) -> None:
-    x = some(1, 2, 3, requires_grad=True)
-    filled = torch.fill(x, value)
-    assert shown(filled) == [1, 1, 1]
-    filled.sum().backward()
-    assert shown(x.grad) == [0, "--", 0]
-
-
 def test_fill_by_a_value_that_has_a_gradient() -> None:
     x, value = some(1, 2, 3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
     torch.fill(x, value).sum().backward()
     assert shown(x.grad) == [0, "--", 0]
     assert value.grad == 3
-
-
-WRITES: dict[str, tuple[Callable[[Tensor], Tensor], list[Any]]] = {
-    "fill_": (lambda x: x.fill_(1.0), [1, 1, 1]),
-    "zero_": (lambda x: x.zero_(), [0, 0, 0]),
-}
-
-
-@pytest.mark.parametrize("name", WRITES)
-@pytest.mark.parametrize("mask", [KNOWN, None])
-def test_an_expanded_tensor_is_filled_in_its_base(name: str, mask: Tensor | None) -> None:
-    write, values = WRITES[name]
-    base = md.masked_tensor(torch.zeros(1, 3), mask)
-    expanded = base.expand(4, 3)
-    assert write(expanded) is expanded
-    assert shown(base) == values
-    assert shown(expanded) == values * 4
-    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
-        expanded.add_(1.0)
 
 
 def test_an_expanded_tensor_in_a_graph_is_filled_in_its_base() -> None:
@@ -259,13 +164,6 @@ def test_data_of_one_shape_is_exchanged() -> None:
     (x * 2).sum().backward()
     assert shown(x.grad) == [2, 2, 2]
     assert shown(x[:1].detach()) == [5]
-
-
-def test_parameters_from_and_to_a_vector() -> None:
-    parameters = [nn.Parameter(some(1, 2, 3)), nn.Parameter(some(4, 5, 6))]
-    vector = nn.utils.parameters_to_vector(parameters).detach() * 2
-    nn.utils.vector_to_parameters(vector, parameters)
-    assert [shown(p) for p in parameters] == [[2, "--", 6], [8, "--", 12]]
 
 
 def test_pruning_a_masked_parameter() -> None:

@@ -7,7 +7,6 @@ with its gradients, the laws ask (P2, P3, P5).
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 import torch
@@ -120,46 +119,12 @@ def test_distances_without_a_common_coordinate_on_stored_invalid_elements() -> N
 # ------------------------------------------------------------------------------------------------------------- einsum
 
 
-EQUATIONS = [
-    "btd,bsd->bts",
-    "bij,bjk->bik",
-    "bhtd,bhsd->bhts",
-    "abc,abc->c",
-    "ab,cd->abcd",
-    "ab,ab->",
-    "ab,bc,ca->",
-    "bi,bj,ij->b",
-    "ij,jk,kl->il",
-    "...ij,...jk->...ik",
-    "b...d,bd->b...",
-    "ii->i",
-    "ii",
-    "iij,jk->ik",
-    "aab,bba->a",
-    "abc->cb",
-    "ij,kj",
-    "i,i->i",
-]
-
-
-@pytest.mark.parametrize("equation", EQUATIONS)
-def test_values_and_masks_of_dimensions_of_size_one(equation: str) -> None:
-    draw = random.Random(equation)
-    torch.manual_seed(0)
-    for _ in range(12):
-        sizes = {a: draw.choice([1, 1, 2, 3]) for a in sorted(set(equation) - set(".,->"))}
-        dots = [draw.choice([1, 2]) for _ in range(draw.choice([0, 1, 2]))]
-        factors = []
-        for term in equation.partition("->")[0].split(","):
-            more = [draw.choice([1, n]) for n in dots][draw.randint(0, len(dots)) :]
-            before, _, after = term.partition("...")
-            shape = [*(sizes[a] for a in before), *(more if "..." in term else []), *(sizes[a] for a in after)]
-            factors.append(torch.randn(shape, dtype=torch.float64))
-        masks = [torch.rand(f.shape) > 0.3 for f in factors]
-        found = torch.einsum(equation, *map(md.masked_tensor, factors, masks))
-        filled = torch.einsum(equation, *[torch.where(m, f, 0) for f, m in zip(factors, masks, strict=True)])
-        assert found.get_mask().equal(torch.einsum(equation, *[m.double() for m in masks]) > 0)
-        torch.testing.assert_close(found.to_tensor(0), torch.where(found.get_mask(), filled, 0))
+def test_a_dimension_of_size_one_meets_each_index_of_the_other() -> None:
+    one = md.masked_tensor([[1.0, math.nan]], [[True, False]])
+    rows = md.masked_tensor(
+        [[2.0, 3.0], [math.nan, 5.0], [6.0, math.nan]], [[True, True], [False, True], [True, False]]
+    )
+    assert torch.einsum("ij,ij->i", one, rows).to_tensor(-1).tolist() == [2, -1, 6]
 
 
 @pytest.mark.parametrize("equation", ["ij,jk->il", "ij,jk,kl->il", "ijk,jk->i", "ij,jk->ii", "ij,j", "i?,j->i"])

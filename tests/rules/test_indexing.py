@@ -31,21 +31,6 @@ def test_index_by_integers():
     shows(apply(aten.index.Tensor, rows, [plain([1, 0])]), [[None] * 3, [1, 2, 3]])
 
 
-def test_index_places_the_indices_validity_where_torch_places_the_indices():
-    x = plain(torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5))
-    a, b = masked([[0], [7]], [[T], [F]]), masked([1, 2, 9], [T, T, F])
-    for indices in ([None, a, b], [a, None, b], [None, a, None, b], [a, b], [None, None, a, b]):
-        result = apply(aten.index.Tensor, x, indices)
-        spots = [None if i is None else i.filled(0) for i in indices]
-        # The same index applied to numbered elements of a mask that is invalid at one place only shows where it went.
-        dims = [k for k, i in enumerate(indices) if i is not None]
-        expected = torch.zeros_like(aten.index(x.data, spots), dtype=torch.bool)
-        valid = a.valid & b.valid
-        front = dims[0] if dims[1] == dims[0] + 1 else 0
-        expected = expected | valid.reshape(valid.shape + (1,) * (expected.ndim - front - 2))
-        assert torch.equal(valid_of(result), expected)
-
-
 def test_index_by_a_mask():
     x = masked([1, 2, 3, 4], [T, F, T, T])
     shows(apply(aten.index.Tensor, x, [plain([T, T, F, T])]), [1, None, 4])
@@ -131,38 +116,6 @@ def test_assignment_writes_value_and_validity():
     shows(apply(aten.diagonal_scatter.default, square, plain([5, 6])), [[5, None], [None, 6]])
 
 
-def test_index_put_with_several_indices_and_rows():
-    x = Dense(torch.zeros(2, 3, dtype=torch.int64), tensor([[F], [T]]))
-    put = apply(aten.index_put.default, x, [plain([0, 1]), masked([-1, 5], [T, F])], plain([7, 8]))
-    shows(put, [[None, None, 7], [0, 0, 0]])
-    put = apply(aten.index_put.default, x, [None, masked([1, 5], [T, F])], plain([7, 8]))
-    shows(put, [[None, 7, None], [0, 7, 0]])
-    put = apply(aten.index_put.default, x, [plain([T, F]), masked([1], [F])], plain(7))
-    shows(put, [[None, None, None], [0, 0, 0]])
-
-
-def test_index_fill_is_elementwise():
-    x = masked([1, 2, 3, 4], [T, F, T, T])
-    shows(apply(aten.index_fill.int_Scalar, x, 0, masked([0, 1, 50], [T, T, F]), 9), [9, None, 3, 4])
-    shows(apply(aten.index_fill.int_Scalar, x, 0, masked([-1, 50], [T, F]), 9), [1, None, 3, 9])
-    shows(apply(aten.index_fill.int_Tensor, x, 0, plain([0, 1]), masked(9, F)), [None, None, 3, 4])
-    shows(
-        apply(aten.index_fill.int_Tensor, x, 0, plain([]).like(torch.tensor([], dtype=torch.long)), masked(9, F)),
-        [1, None, 3, 4],
-    )
-    rows = Dense(torch.zeros(2, 2), tensor([[T], [F]]))
-    shows(apply(aten.index_fill.int_Tensor, rows, 1, plain([0]), masked(9.0, F)), [[None, 0], [None, None]])
-
-
-def test_masked_scatter():
-    x, source = masked([1, 2, 3], [T, F, T]), masked([7, 8, 9], [F, T, T])
-    shows(apply(aten.masked_scatter.default, x, plain([T, T, F]), source), [None, 8, 3])
-    # An invalid entry of the mask writes nothing and consumes nothing.
-    shows(apply(aten.masked_scatter.default, x, masked([T, T, T], [F, T, T]), source), [1, None, 8])
-    rows = apply(aten.masked_scatter.default, x, plain([[T, F, F], [F, F, T]]), plain([5, 6]))
-    shows(rows, [[5, None, 3], [1, None, 6]])
-
-
 # -------------------------------------------------------------------------------------------------------- accumulation
 
 
@@ -190,18 +143,6 @@ def test_accumulation_by_index():
     shows(everywhere, [6, 2])
 
 
-@pytest.mark.parametrize(("reduce", "with_self"), [("amax", 2), ("amin", 1), ("prod", 2), ("mean", 1.5), ("sum", 3)])
-def test_reductions_by_index_with_and_without_self(reduce, with_self):
-    x, source = masked([1.0, nan, 9.0, 4.0], [T, F, T, T]), masked([2.0, nan, 30.0, nan], [T, F, T, F])
-    at = plain([0, 0, 1, 3])
-    for include_self in (True, False):
-        first = with_self if include_self else 2
-        shows(apply(aten.scatter_reduce.two, x, 0, at, source, reduce, include_self=include_self), [first, 30, 9, 4])
-        if reduce != "sum":
-            result = apply(aten.index_reduce.default, x, 0, at, source, reduce, include_self=include_self)
-            shows(result, [first, 30, 9, 4])
-
-
 def test_segments():
     x, lengths = masked([1.0, nan, nan, 4.0, nan], [T, F, F, T, F]), plain([3, 0, 1, 1])
     for reduce, empty in (("sum", 0), ("prod", 1), ("max", -inf), ("min", inf)):
@@ -212,10 +153,3 @@ def test_segments():
     shows(apply(aten.segment_reduce.default, x, "mean", lengths=lengths, initial=2.0), [3, 2, 6, 2])
     with pytest.raises(MaskedSemanticsError, match="lengths of shape"):
         apply(aten.segment_reduce.default, x, "sum", lengths=masked([4, 1], [T, F]))
-
-
-def test_max_unpool():
-    x = masked([[[[1.0, nan]]]], [[[[T, F]]]])
-    shows(apply(aten.max_unpool2d.default, x, plain([[[[3, 0]]]]), (2, 2)), [[[[None, 0], [0, 1]]]])
-    at = masked([[[[3, 10**9]]]], [[[[T, F]]]])
-    shows(apply(aten.max_unpool2d.default, x, at, (2, 2)), [[[[0, 0], [0, 1]]]])

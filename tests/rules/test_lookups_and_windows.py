@@ -10,7 +10,6 @@ import torch
 from bare_records import apply, seen
 from op_registry import MaskedSemanticsError
 from op_registry.authoring import Dense
-from op_registry.ops.windows.interpolation import NEEDS_ALL_VALID
 from op_registry.sparse import lookup_gradient as row_gradients
 
 aten = torch.ops.aten
@@ -73,21 +72,6 @@ def test_averages_by_hand():
     assert values.tolist() == [[[[0.5, 1.5, 1.5, 0.0, 1.0]]]]
 
 
-def test_adaptive_averages_and_maxima_by_hand():
-    x = Dense(torch.tensor([[[-2.0, math.inf, -6.0, math.nan, math.nan]]]), flags([[[1, 0, 1, 0, 0]]]))
-    mask, values = seen(apply(aten.adaptive_avg_pool1d.default, x, [2]))  # windows [0, 3) and [2, 5)
-    assert mask.all()
-    assert values.tolist() == [[[-4.0, -6.0]]]
-    for result, places in (
-        (apply(aten.adaptive_max_pool1d.default, x, [2]), [[[0, 2]]]),
-        (apply(aten.max_pool1d_with_indices.default, x, [3], [2]), [[[0, 2]]]),
-    ):
-        assert seen(result[0])[1].tolist() == [[[-2.0, -6.0]]]
-        assert seen(result[1])[1].tolist() == places
-    mask, _ = seen(apply(aten.max_pool1d.default, x, [2], [1]))
-    assert mask.tolist() == [[[True, True, True, False]]]
-
-
 # ------------------------------------------------------------------------------------------------------ interpolation
 
 
@@ -100,15 +84,3 @@ def test_interpolation_by_hand():
     mask, values = seen(apply(aten.upsample_linear1d.default, x, [5], True))
     assert mask.tolist() == [[[True, True, False, True, True]]]
     assert values.tolist() == [[[2.0, 2.0, 0.0, 6.0, 6.0]]]
-
-
-def test_bicubic_interpolation_needs_every_element_with_a_weight():
-    known = torch.ones(1, 1, 6, 6, dtype=torch.bool)
-    known[..., 2, 3] = False
-    x = Dense(torch.where(known, torch.randn(1, 1, 6, 6), math.nan), flags(known))
-    for op in (packet.default for packet in NEEDS_ALL_VALID):
-        mask, values = seen(apply(op, x, [12, 12], False))
-        touched = op((~known).to(torch.float64), [12, 12], False).abs() > 1e-9
-        assert torch.equal(mask, ~touched)
-        plain = op(torch.where(known, x.data, 0), [12, 12], False)
-        assert torch.equal(values, torch.where(mask, plain, 0))

@@ -141,12 +141,6 @@ def test_one_hot_and_repeats():
         apply(aten.repeat_interleave.Tensor, masked([2, 1], [T, F]), output_size=4)
 
 
-def test_fold_adds_up_what_is_valid():
-    columns = masked([[[1.0, nan], [nan, 4.0]]], [[[T, F], [F, T]]])
-    image = apply(aten.col2im.default, columns, (1, 3), (1, 2), (1, 1), (0, 0), (1, 1))
-    shows(image, [[[[1, None, 4]]]])
-
-
 # --------------------------------------------------------------------------------------------------------------- joins
 
 

@@ -54,18 +54,6 @@ def test_histc_spans_the_valid_elements(values: list[float], limits: tuple[int, 
     assert apply(aten.histc.default, x, 5, *limits).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("values", [[], [3.0, 3.0], [1.0, 2.0, 2.5, 4.0]])
-def test_histogram_spans_the_valid_elements(values: list[float]) -> None:
-    x = masked([*values, NAN, 77.0], [1] * len(values) + [0, 0])
-    for mine, right in zip(apply(aten.histogram.bin_ct, x, 4), torch.histogram(torch.tensor(values), 4), strict=True):
-        assert torch.equal(mine, right)
-    points = masked([[v, 1.0] for v in values] + [[NAN, 1.0], [5.0, 9.0]], [[1, 1]] * len(values) + [[0, 1], [1, 0]])
-    hist, edges = apply(aten.histogramdd.int_bins, points, 4)
-    right, right_edges = torch.histogramdd(torch.tensor([[v, 1.0] for v in values]).reshape(-1, 2), 4)
-    assert torch.equal(hist, right)
-    assert all(map(torch.equal, edges, right_edges))
-
-
 def test_unique_of_valid_elements_with_a_masked_inverse() -> None:
     x = masked([2.0, NAN, 1.0, 2.0], [1, 0, 1, 1])
     values, inverse, counts = apply(aten._unique2.default, x, True, True, True)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import masked_dispatch as md
 from called_operators import Calls
 from op_registry.records.fill import fill_where_invalid, small_as_large, zero_selector
 
@@ -108,11 +107,3 @@ def test_a_small_fill_is_one_operator() -> None:
         fill_where_invalid(x, MASK, 0)
     names = [str(op) for op in calls.seen]
     assert [name for name in names if "_to_copy" not in name] == ["aten.threshold_backward.default"] * 2
-
-
-def test_a_small_sum_does_not_see_what_is_hidden() -> None:
-    for value in HIDDEN:
-        x = md.masked_tensor(torch.where(MASK == 1, 1, value), MASK == 1)
-        assert [x.sum().to_tensor(0).item(), *x.sum(-1).to_tensor(0).tolist()] == [4, 2, 2]
-        empty = md.masked_tensor(torch.full((3,), value), torch.zeros(3, dtype=torch.bool))
-        assert not empty.sum().get_mask().item()

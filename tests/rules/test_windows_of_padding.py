@@ -54,27 +54,6 @@ def weights(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-class Unet(nn.Module):
-    """Two levels of images, with a skip connection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.Conv2d(CHANNELS, 4, 3, padding=1)
-        self.bottom = nn.Conv2d(4, 6, 3, padding=1)
-        self.up = nn.ConvTranspose2d(6, 4, 2, stride=2)
-        self.out = nn.Conv2d(8, 2, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        skip = F.gelu(self.down(x))
-        return self.out(torch.cat([skip, self.up(F.gelu(self.bottom(F.max_pool2d(skip, 2))))], 1))
-
-
-def test_a_model_of_images_does_not_see_padding():
-    torch.manual_seed(0)
-    samples, batch = ragged([(8, 6), (4, 10), (6, 8)], [(0, 0)] * 3, (10, 12))
-    assert_equals_loop(Unet().double(), samples, batch)
-
-
 @pytest.mark.parametrize(
     "fn",
     [
