@@ -20,18 +20,12 @@ SECOND = "Trying to backward through the graph a second time"
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "itself": lambda x: x,
     "add": lambda x: x + 1,
-    "sub": lambda x: 1 - x,
     "neg": lambda x: -x,
-    "to": lambda x: x.to(torch.float64),
     "clone": lambda x: x.clone(),
     "view": lambda x: x.view(3, 1),
-    "t": lambda x: x.view(3, 1).t(),
-    "select": lambda x: x[0],
     "slice": lambda x: x[0:2],
     "expand": lambda x: x.expand(2, 3),
-    "flip": lambda x: x.flip(0),
     "cat": lambda x: torch.cat([x, x]),
-    "stack": lambda x: torch.stack([x, x]),
     "masks": lambda x: md.as_masked_tensor(x, torch.tensor([True, True, False])),
     "mul": lambda x: x * x,
     "exp": lambda x: x.exp(),
@@ -68,7 +62,7 @@ def test_a_second_backward_is_refused_where_torch_refuses_it(name: str, stored: 
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.jagged], ids=str)
-@pytest.mark.parametrize("name", ["itself", "add", "neg", "clone", "to", "mul", "exp"])
+@pytest.mark.parametrize("name", ["itself", "add", "neg", "clone", "mul", "exp"])
 def test_in_sparse_storage_too(name: str, layout: torch.layout) -> None:
     x, plain = md.as_masked_tensor(leaf()[None], MASK[None]), leaf()
     stored = x.to_layout(layout).detach().requires_grad_()

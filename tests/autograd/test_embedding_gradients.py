@@ -45,36 +45,24 @@ def check(gradient: Tensor, expected: Tensor, rows: list[int]) -> None:
     torch.testing.assert_close(gradient.to_tensor(0), expected)
 
 
-def test_the_rows_of_valid_look_ups_are_there_and_duplicates_accumulate():
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({}, [1, 3, 7]),
+        ({"padding_idx": 3}, [1, 7]),
+        ({"scale_grad_by_freq": True}, [1, 3, 7]),
+        ({"max_norm": 0.5}, [1, 3, 7]),
+    ],
+    ids=str,
+)
+def test_the_rows_of_valid_look_ups_are_there_and_duplicates_accumulate(options, rows):
+    """With `max_norm`, rows are renormalised before they are looked up."""
     weight, dense = table(), table()
     factor = weights((2, 3, WIDTH))
-    (F.embedding(holey(), weight, sparse=True) * factor).sum().backward()
-    (F.embedding(INDICES[KNOWN], dense) * factor[KNOWN]).sum().backward()
-    check(weight.grad, dense.grad, [1, 3, 7])
-
-
-def test_the_module_and_its_padding():
-    module = nn.Embedding(ROWS, WIDTH, padding_idx=3, sparse=True, dtype=torch.float64)
-    dense = nn.Embedding(ROWS, WIDTH, padding_idx=3, dtype=torch.float64)
-    dense.load_state_dict(module.state_dict())
-    module(holey()).square().sum().backward()
-    dense(INDICES[KNOWN]).square().sum().backward()
-    check(module.weight.grad, dense.weight.grad, [1, 7])
-
-
-def test_frequencies_are_those_of_valid_look_ups():
-    weight, dense = table(), table()
-    F.embedding(holey(), weight, sparse=True, scale_grad_by_freq=True).square().sum().backward()
-    F.embedding(INDICES[KNOWN], dense, scale_grad_by_freq=True).square().sum().backward()
-    check(weight.grad, dense.grad, [1, 3, 7])
-
-
-def test_rows_are_renormalised_before_they_are_looked_up():
-    weight, dense = table(), table()
-    F.embedding(holey(), weight, sparse=True, max_norm=0.5).square().sum().backward()
-    F.embedding(INDICES[KNOWN], dense, max_norm=0.5).square().sum().backward()
+    (F.embedding(holey(), weight, sparse=True, **options) * factor).sum().backward()
+    (F.embedding(INDICES[KNOWN], dense, **options) * factor[KNOWN]).sum().backward()
     assert torch.equal(weight, dense)
-    check(weight.grad, dense.grad, [1, 3, 7])
+    check(weight.grad, dense.grad, rows)
 
 
 OFFSETS = torch.tensor([0, 2, 3])

@@ -335,3 +335,25 @@ def test_a_recorded_graph_does_not_depend_on_the_values_it_was_recorded_with(nam
         given = torch.where(mask, torch.randn(64, 512), NAN)
         given[5] = -math.inf if name in ("logsumexp", "amax") else given[5]
         assert_close(recorded(given, mask), f(given, mask), equal_nan=True)
+
+
+PEAKS = [0.0, 1e4, -1e4, math.inf, -math.inf, NAN]
+
+
+@pytest.mark.parametrize(
+    ("peak", "dtype"), [*((peak, torch.float64) for peak in PEAKS), (1e4, torch.float32), (1e4, torch.bfloat16)]
+)
+def test_logsumexp_of_what_is_valid_alone(dtype: torch.dtype, peak: float) -> None:
+    mask = torch.tensor([[True, False, True, True], [False, True, False, False], [True, True, True, True]])
+    data = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    data[0, 2] = peak
+    x = md.masked_tensor(torch.where(mask, data, NAN), mask).requires_grad_()
+    result = x.logsumexp(-1)
+    result.sum().backward()
+    assert x.grad is not None
+    for row, valid in enumerate(mask):
+        part = data[row, valid].clone().requires_grad_()
+        expected = part.logsumexp(-1)
+        expected.backward()
+        assert_close(result[row].to_tensor(0), expected, equal_nan=True)
+        assert_close(x.grad[row].compressed(), part.grad, equal_nan=True)

@@ -1,4 +1,4 @@
-"""torch.lobpcg, svd_lowrank and pca_lowrank: refused for a partly valid matrix, torch's own for a valid one."""
+"""torch.lobpcg, svd_lowrank and pca_lowrank: refused for a partly valid matrix."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 import masked_dispatch as md
 from masked_dispatch import MaskedSemanticsError, MaskedTensor
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "lobpcg": lambda a: torch.lobpcg(a @ a.mT + torch.eye(9), k=1, niter=3),
+DIRECT: dict[str, Callable[..., Any]] = {
+    "lobpcg": lambda a: torch.lobpcg(a, k=1),
     "svd_lowrank": lambda a: torch.svd_lowrank(a, q=2),
     "pca_lowrank": lambda a: torch.pca_lowrank(a, q=2),
 }
@@ -25,7 +25,6 @@ HOLES: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-DIRECT: dict[str, Callable[..., Any]] = {**FUNCTIONS, "lobpcg": lambda a: torch.lobpcg(a, k=1)}
 STORAGES: dict[str, Callable[[MaskedTensor], MaskedTensor]] = {
     "dense": lambda x: x,
     "coo": lambda x: x.to_sparse(),

@@ -73,6 +73,16 @@ def test_filling_keeps_bools_bool() -> None:
 # ------------------------------------------------------------------------------------------------ integer kernels
 
 
+@pytest.mark.parametrize(
+    "op", [aten.floor_divide.default, aten.remainder.Tensor, aten.fmod.Tensor, aten.gcd.default, aten.lcm.default]
+)
+def test_integer_kernels_do_not_see_garbage(op: Any) -> None:
+    least = torch.iinfo(torch.int64).min
+    x = masked([7, least, least], [1, 0, 1])
+    y = masked([2, -1, 0], [1, 0, 0])
+    assert shown(apply(op, x, y)) == [op(torch.tensor(7), torch.tensor(2)).item(), "--", "--"]
+
+
 def test_integer_division_by_a_number_and_with_a_rounding_mode() -> None:
     x = masked([7, torch.iinfo(torch.int64).min], [1, 0])
     assert shown(apply(aten.floor_divide.Scalar, x, -1)) == [-7, "--"]
@@ -154,6 +164,15 @@ def test_rrelu_writes_its_slopes(in_place: bool) -> None:
             assert noise.get_mask().tolist() == mask.tolist()
         else:
             assert noise[1] == 9
+
+
+def test_rrelu_draws_nothing_from_garbage() -> None:
+    streams = set()
+    for garbage in (NAN, -1.0, 1.0):
+        torch.manual_seed(0)
+        x = masked([-1.0, garbage, -1.0], [1, 0, 1])
+        streams.add(tuple(shown(apply(aten.rrelu.default, x, 0.1, 0.9, True))))
+    assert len(streams) == 1
 
 
 # --------------------------------------------------------------------------------------------------------- lists

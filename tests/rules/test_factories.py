@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import masked_dispatch as md
 from bare_records import apply, masked, shown
 from op_registry import MaskedSemanticsError
+from padded_slices import same, wrapped
 from storages import STORAGES, storages_but
 
 aten = torch.ops.aten
@@ -112,6 +113,24 @@ def test_dropout_of_nothing_is_the_input_itself() -> None:
         apply(aten.dropout.default, x, 2.0, False)
 
 
+@pytest.mark.parametrize("garbage", [NAN, -1.0, 7.0])
+def test_probabilities_and_rates_under_the_mask_neither_raise_nor_move_the_stream(garbage: float) -> None:
+    for op, parameters in (
+        (aten.bernoulli.default, 1),
+        (aten.poisson.default, 1),
+        (aten._standard_gamma.default, 1),
+        (aten.normal.Tensor_Tensor, 2),
+        (aten.binomial.default, 2),
+    ):
+        streams = []
+        for filler in (0.5, garbage):
+            torch.manual_seed(0)
+            x = masked([0.5, filler, 0.5], [1, 0, 1])
+            streams.append(shown(apply(op, *[x] * parameters)))
+        assert streams[0] == streams[1]
+        assert streams[0][1] == "--"
+
+
 def test_multinomial_draws_valid_categories() -> None:
     torch.manual_seed(0)
     weights = masked([[1.0, NAN, 1.0], [NAN, NAN, NAN], [NAN, 2.0, NAN]], [[1, 0, 1], [0, 0, 0], [0, 1, 0]])
@@ -136,3 +155,20 @@ def test_generators_assign() -> None:
 def draws(sample: Callable[[], Tensor]) -> Tensor:
     torch.manual_seed(0)
     return sample()
+
+
+@pytest.mark.parametrize("hidden", [math.nan, math.inf, -1.0, 0.0])
+def test_dirichlet_and_beta_draw_whole_rows(hidden: float) -> None:
+    data = torch.rand(3, 4, dtype=torch.float64) + 0.5
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1, 2] = False
+    x = wrapped(data, mask, hidden)
+    drawn = draws(lambda: torch._sample_dirichlet(x))
+    rows = mask.all(1, keepdim=True)
+    same(drawn, draws(lambda: torch._sample_dirichlet(torch.where(rows, data, 1.0))), rows)
+    dirichlet = torch.distributions.Dirichlet(x, validate_args=False)
+    (slope,) = torch.autograd.grad(draws(dirichlet.rsample).square().sum(), x)
+    assert slope.get_data()[slope.get_mask()].isfinite().all()
+    assert torch.equal(slope.get_mask(), mask)
+    beta = torch.distributions.Beta(x, torch.ones(3, 4, dtype=torch.float64), validate_args=False)
+    assert torch.equal(draws(beta.rsample).get_mask(), mask)

@@ -42,18 +42,6 @@ def test_index_by_a_mask():
     shows(apply(aten.index.Tensor, rows, [plain([T, T]), masked([0, 8], [T, F])]), [1, None])
 
 
-def test_index_select_gather_take():
-    x = masked([[1, 2, 3], [4, 5, 6]], [[T, F, T], [T, T, F]])
-    shows(apply(aten.index_select.default, x, 1, masked([2, 77, 0], [T, F, T])), [[3, None, 1], [None, None, 4]])
-    shows(apply(aten.gather.default, x, 1, masked([[0, 5], [1, 2]], [[T, F], [T, T]])), [[1, None], [5, None]])
-    columns = Dense(x.data, tensor([[T, F, T]]))
-    shows(apply(aten.gather.default, columns, 0, plain([[1, 1]])), [[4, None]])
-    shows(apply(aten.gather.default, columns, 1, plain([[1], [2]])), [[None], [6]])
-    shows(apply(aten.take.default, x, masked([5, 0, -1, 99], [T, T, T, F])), [None, 1, None, None])
-    shows(apply(aten.index_select.default, masked(3.0, F), 0, plain([0])), None)
-    shows(apply(aten.gather.default, masked(3.0, T), 0, masked([9], [F])), [None])
-
-
 def test_an_index_that_is_valid_and_out_of_range_still_raises():
     x, index = plain([1.0, 2.0, 3.0]), masked([3, 9], [T, F])
     values = plain([5.0, 6.0])

@@ -1,7 +1,7 @@
 """Matrices, systems of equations and transforms, all or nothing for each, against plain torch on those that are whole.
 
 The laws ask it of every function, with derivatives of both orders. Here is what only some elements decide: triangles,
-pivots, cropped and padded lines; and what is raised.
+tolerances, pivots, cropped and padded lines; and what is raised.
 """
 
 from __future__ import annotations
@@ -41,10 +41,35 @@ def test_large_matrices_and_all_of_their_functions_stay_finite() -> None:
         assert result.get_data().isfinite().all()
 
 
+def test_a_power_is_the_product_that_it_stands_for() -> None:
+    data, mask = matrices()
+    x = wrapped(data, mask)
+    assert torch.linalg.matrix_power(x, 0).get_mask().all()
+    for power in (torch.linalg.matrix_power, torch.matrix_power):
+        for n, product in enumerate((x, x @ x, x @ x @ x, x @ x @ x @ x), 1):
+            for stored in (x, x.to_sparse(), x.to_sparse(sparse_dim=1)):
+                found = power(stored, n).to_dense()
+                assert torch.equal(found.get_mask(), product.get_mask())
+                torch.testing.assert_close(found.to_tensor(0), product.to_tensor(0))
+
+
 def test_a_negative_power_needs_the_whole_matrix() -> None:
     data, mask = matrices()
     whole = mask.flatten(-2).all(-1)[..., None, None].expand(mask.shape)
     assert torch.equal(torch.linalg.matrix_power(wrapped(data, mask), -2).get_mask(), whole)
+
+
+def test_rank_and_pseudo_inverse_depend_on_their_tolerances() -> None:
+    data, _ = matrices()
+    known = torch.tensor([True, True, False, True])
+    tolerances = md.masked_tensor(torch.where(known, 1e-6, math.nan).double(), known)
+    same(torch.linalg.matrix_rank(data, atol=tolerances), torch.full((4,), 3), known)
+    same(torch.linalg.pinv(data, rtol=tolerances), torch.linalg.pinv(data), known[:, None, None])
+
+
+def test_an_empty_matrix_has_nothing_that_could_be_missing() -> None:
+    x = md.masked_tensor(torch.zeros(2, 0, 0), torch.zeros(2, 0, 0, dtype=torch.bool))
+    same(torch.linalg.det(x), torch.ones(2), torch.tensor(True))
 
 
 def test_forward_mode_passes_no_replacement() -> None:

@@ -46,14 +46,6 @@ def test_counts_are_plain_and_of_valid_elements() -> None:
     assert apply(aten.bincount.default, numbers, weights, 4).tolist() == [0.0, 2.5, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("values", [[], [3.0], [3.0, 3.0], [1.0, 2.0, 2.5, 4.0]])
-@pytest.mark.parametrize("limits", [(0, 0), (1, 3)])
-def test_histc_spans_the_valid_elements(values: list[float], limits: tuple[int, int]) -> None:
-    x = masked([*values, NAN, 77.0], [1] * len(values) + [0, 0])
-    expected = torch.histc(torch.tensor(values), 5, *limits)
-    assert apply(aten.histc.default, x, 5, *limits).tolist() == expected.tolist()
-
-
 def test_unique_of_valid_elements_with_a_masked_inverse() -> None:
     x = masked([2.0, NAN, 1.0, 2.0], [1, 0, 1, 1])
     values, inverse, counts = apply(aten._unique2.default, x, True, True, True)

@@ -121,20 +121,14 @@ def test_torch_makes_no_sparse_tensor_of_a_masked_one(x):
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 def test_operators_on_sparse_tensors_take_no_masked_ones(x):
-    sparse = torch.eye(2).to_sparse_csr()
-    for call, message in (
-        (
-            lambda x: torch.sparse.sampled_addmm(sparse, x, x.mT),
-            r"it works on a torch\.sparse tensor.* Make the first operand a masked tensor",
-        ),
-        (
-            lambda x: torch.sparse.mm(sparse, x, "mean"),
-            r"torch\.sparse\.mm\(\.\.\., 'mean'\) of masked tensors is refused.* Make the products",
-        ),
+    def sampled(x):
+        return torch.sparse.sampled_addmm(torch.eye(2).to_sparse_csr(), x, x.mT)
+
+    with pytest.raises(
+        MaskedSemanticsError, match=r"it works on a torch\.sparse tensor.* Make the first operand a masked tensor"
     ):
-        with pytest.raises(MaskedSemanticsError, match=message):
-            call(x)
-        call(x.to_tensor(0))
+        sampled(x)
+    sampled(x.to_tensor(0))
 
 
 def test_a_step_of_batch_norm_may_leave_its_statistics_unwritten(x):

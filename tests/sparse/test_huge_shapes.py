@@ -68,6 +68,18 @@ def test_rows_one_by_one(name: str, dense_dims: int) -> None:
     same(small(result), function(small(x)).to_dense())
 
 
+@pytest.mark.parametrize("name", ["softmax", "cumsum", "log_softmax", "sort", "topk"])
+def test_gradients(name: str) -> None:
+    function = ALONG_ROWS[name]
+    weights = torch.arange(1.0, 5.0)
+    x = huge().requires_grad_()
+    y = small(huge()).detach().requires_grad_()
+    for t in (x, y):
+        result = function(t)
+        (result * weights[: result.shape[1]]).sum().backward()
+    same(small(x.grad), y.grad)
+
+
 @pytest.mark.parametrize(("kept", "dense_dims"), [("rows", 0), ("rows", 1), ("columns", 1), ("one for all", 0)])
 def test_a_mask_that_is_expanded(kept: str, dense_dims: int) -> None:
     x = huge(dense_dims)

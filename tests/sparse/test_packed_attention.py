@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -96,6 +97,25 @@ def test_attention_of_grouped_queries():
 
 
 # ---------------------------------------------------------------------------------- dense dimensions before sparse ones
+
+
+TURNED: dict[str, Callable[[Tensor], Any]] = {
+    "stays": lambda x: heads(x).exp() * heads(x) + plain(H, 1, 2),
+    "norms of heads": lambda x: F.rms_norm(heads(x), (2,), plain(2)),
+    "linear of heads": lambda x: F.linear(heads(x), plain(3, 2)),
+    "softmax of heads": lambda x: heads(x).softmax(-1),
+    "rotated": lambda x: torch.cat([-heads(x)[..., 1:], heads(x)[..., :1]], -1) * plain(T, 2),
+    "heads repeated": lambda x: heads(x)[:, :, None].expand(B, H, 3, T, 2).reshape(B, 3 * H, T, 2),
+    "turned by position": lambda x: heads(x) * plain(B, T, 2).unsqueeze(1),
+    "dropout": lambda x: F.dropout(heads(x), 0.3),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*zip(TURNED, itertools.cycle(KINDS[:3]), strict=False), ("rotated", "none valid")]
+)
+def test_dense_dimensions_before_sparse_ones(name, kind):
+    alike(TURNED[name], [batch(kind, D)])
 
 
 def test_what_has_no_form_with_dense_dimensions_in_front_is_stored_densely_or_refused():

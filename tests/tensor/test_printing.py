@@ -41,7 +41,6 @@ NUMBERS: dict[str, Tensor] = {
     "unsigned": torch.tensor([0, 2**64 - 1], dtype=torch.uint64),
     "complex": torch.complex(torch.linspace(-3, 3, 60), torch.linspace(20, -1, 60)).reshape(2, 30),
     "whole complex": torch.tensor([1 - 2j, 3 + 10j, complex(1, float("inf"))]),
-    "negative zeros": torch.tensor([complex(1, -0.0), complex(-1, 0)]),
     "half": torch.linspace(-300, 300, 30).half(),
     "bfloat16": torch.linspace(-300, 300, 30).bfloat16(),
     "one number": torch.tensor(2.5),
