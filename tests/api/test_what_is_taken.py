@@ -1,9 +1,11 @@
-"""Every public function says what it takes: a TypeError for what is no tensor, and torch's errors for dimensions."""
+"""Every public function says what it takes: a TypeError for what is no tensor, and torch's errors for dimensions.
+
+The functions are looked up in the tests: that of a door loads the library that the door leads to.
+"""
 
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -41,9 +43,8 @@ def batch() -> Tensor:
     return md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1]))
 
 
-def functions() -> Iterator[Callable[..., Any]]:
-    for module in MODULES:
-        yield from (f for name in module.__all__ if inspect.isfunction(f := getattr(module, name)))
+def functions(module: ModuleType) -> Iterator[Callable[..., Any]]:
+    yield from (f for name in module.__all__ if inspect.isfunction(f := getattr(module, name)))
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, str]:
@@ -61,17 +62,16 @@ def arguments(function: Callable[..., Any], **changed: Any) -> dict[str, Any]:
     return {name: GIVEN[name] if name in GIVEN else batch() for name in required} | changed
 
 
-TENSORS = [
-    pytest.param(function, name, id=f"{function.__module__}.{function.__name__}-{name}")
-    for function in functions()
-    for name, annotation in parameters(function).items()
-    if annotation in ("Tensor", "T", "MaskedTensor", "ArrayLike")
-]
-DIMS = [
-    pytest.param(function, id=f"{function.__module__}.{function.__name__}")
-    for function in functions()
-    if "dim" in parameters(function) and "Iterable" not in next(iter(parameters(function).values()))
-]
+def takers_of_tensors(module: ModuleType) -> list[tuple[Callable[..., Any], str]]:
+    """Functions, each with the name of a parameter that is a tensor."""
+    kinds = ("Tensor", "T", "MaskedTensor", "ArrayLike")
+    return [(f, name) for f in functions(module) for name, kind in parameters(f).items() if kind in kinds]
+
+
+def takers_of_dims(module: ModuleType) -> list[Callable[..., Any]]:
+    return [
+        f for f in functions(module) if "dim" in parameters(f) and "Iterable" not in next(iter(parameters(f).values()))
+    ]
 
 
 def called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -84,29 +84,36 @@ def called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     return function(*positional, **given)
 
 
-@pytest.mark.parametrize(("function", "name"), TENSORS)
-def test_what_is_no_tensor_is_a_type_error(function: Callable[..., Any], name: str) -> None:
-    for value in NO_TENSORS:
-        with pytest.raises(TypeError, match=r"(?i)tensor") as raised:
-            called(function, arguments(function, **{name: value}))
-        assert "has no attribute" not in str(raised.value)
+each_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 
 
-@pytest.mark.parametrize("function", DIMS)
-def test_dimensions_are_checked_as_torch_checks_them(function: Callable[..., Any]) -> None:
-    for dim in (2, -3, 7):
-        with pytest.raises(IndexError, match="out of range"):
-            called(function, arguments(function, dim=dim))
-    for no_dim in (True, 1.0, "a"):
-        # (A string may be the name of a dimension, which releases with named tensors look for.)
-        refusal = (TypeError, RuntimeError) if no_dim == "a" else TypeError
-        with pytest.raises(refusal, match=r"int|dimname|Name 'a' not found") as raised:
-            called(function, arguments(function, dim=no_dim))
-        assert "has no attribute" not in str(raised.value)
+@each_module
+def test_what_is_no_tensor_is_a_type_error(module: ModuleType, subtests: pytest.Subtests) -> None:
+    for function, name in takers_of_tensors(module):
+        with subtests.test(function=function.__name__, name=name):
+            for value in NO_TENSORS:
+                with pytest.raises(TypeError, match=r"(?i)tensor") as raised:
+                    called(function, arguments(function, **{name: value}))
+                assert "has no attribute" not in str(raised.value)
+
+
+@each_module
+def test_dimensions_are_checked_as_torch_checks_them(module: ModuleType, subtests: pytest.Subtests) -> None:
+    for function in takers_of_dims(module):
+        with subtests.test(function=function.__name__):
+            for dim in (2, -3, 7):
+                with pytest.raises(IndexError, match="out of range"):
+                    called(function, arguments(function, dim=dim))
+            for no_dim in (True, 1.0, "a"):
+                # (A string may be the name of a dimension, which releases with named tensors look for.)
+                refusal = (TypeError, RuntimeError) if no_dim == "a" else TypeError
+                with pytest.raises(refusal, match=r"int|dimname|Name 'a' not found") as raised:
+                    called(function, arguments(function, dim=no_dim))
+                assert "has no attribute" not in str(raised.value)
 
 
 def test_the_functions_are_those_that_exist() -> None:
-    assert len(TENSORS) > 80
+    assert sum(len(takers_of_tensors(module)) for module in MODULES) > 80
     assert {md.from_lengths, md.padded, md.first, interop.to_lengths, missing.dropna} <= {
-        typing.cast(Any, p).values[0] for p in DIMS
+        function for module in MODULES for function in takers_of_dims(module)
     }

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.testing._internal.common_methods_invocations import op_db
 
 import masked_dispatch as md
 
@@ -57,6 +56,8 @@ def texts(function: Callable[..., Any], sample: Any) -> Iterator[str]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_public_function_that_is_refused_is_named() -> None:
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds, in any process that collects
+
     seen: dict[str, int] = {}
     for info in op_db:
         path = torch.overrides.resolve_name(info.op) or ""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
@@ -46,6 +45,8 @@ class Family(NamedTuple):
     arguments: dict[str, Any]
 
     def build(self) -> Any:
+        import transformers  # takes seconds, in any process that collects
+
         torch.manual_seed(0)
         config = getattr(transformers, self.config)(**self.arguments)
         return getattr(transformers, self.model)(config).double()

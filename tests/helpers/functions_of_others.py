@@ -15,7 +15,6 @@ from torch.autograd import forward_ad
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.parallel import distributed as data_parallel
-from torch.testing._internal import autograd_function_db as db
 from torch.utils.checkpoint import CheckpointFunction
 
 import masked_dispatch as md
@@ -198,23 +197,27 @@ CALLED = {
 CALLED |= {
     f"torch/testing/_internal/autograd_function_db.py {name}": case
     for name, case in {
-        "MulGenVmap": Case(lambda x, w: db.MulGenVmap.apply(x, w), lambda x, w: x * w, (torch.strided, torch.jagged)),
+        "MulGenVmap": Case(
+            lambda x, w: _db().MulGenVmap.apply(x, w), lambda x, w: x * w, (torch.strided, torch.jagged)
+        ),
         "SortGenVmap": Case(
-            lambda x, w: db.SortGenVmap.apply(x, 0)[0], lambda x, w: x.sort(0).values, (torch.strided,)
+            lambda x, w: _db().SortGenVmap.apply(x, 0)[0], lambda x, w: x.sort(0).values, (torch.strided,)
         ),
         "TakeGenVmap": Case(
-            lambda x, w: db.TakeGenVmap.apply(x, _INDEX, _INDEX, 1), lambda x, w: x.gather(1, _INDEX), (torch.strided,)
+            lambda x, w: _db().TakeGenVmap.apply(x, _INDEX, _INDEX, 1),
+            lambda x, w: x.gather(1, _INDEX),
+            (torch.strided,),
         ),
-        "Select": Case(lambda x, w: db.Select.apply(x, 1), lambda x, w: x[1], (torch.strided,)),
-        "SelectGenVmap": Case(lambda x, w: db.SelectGenVmap.apply(x, 1), lambda x, w: x[1], (torch.strided,)),
+        "Select": Case(lambda x, w: _db().Select.apply(x, 1), lambda x, w: x[1], (torch.strided,)),
+        "SelectGenVmap": Case(lambda x, w: _db().SelectGenVmap.apply(x, 1), lambda x, w: x[1], (torch.strided,)),
         "ScaleGradGenVmap": Case(
-            lambda x, w: db.ScaleGradGenVmap.apply(x), lambda x, w: _scaled(x * 1, db.ScaleGradGenVmap.scale)
+            lambda x, w: _db().ScaleGradGenVmap.apply(x), lambda x, w: _scaled(x * 1, _db().ScaleGradGenVmap.scale)
         ),
         "ZeroGradientsGenVmap": Case(
-            lambda x, w: db.ZeroGradientsGenVmap.apply(x, w), lambda x, w: (_scaled(x * 1, 0), _scaled(w * 1, 0))
+            lambda x, w: _db().ZeroGradientsGenVmap.apply(x, w), lambda x, w: (_scaled(x * 1, 0), _scaled(w * 1, 0))
         ),
         "ForwardHasDefaultArgs": Case(
-            lambda x, w: db.ForwardHasDefaultArgs.apply(x, (1,)), lambda x, w: x[1], (torch.strided,)
+            lambda x, w: _db().ForwardHasDefaultArgs.apply(x, (1,)), lambda x, w: x[1], (torch.strided,)
         ),
     }.items()
 }
@@ -332,6 +335,13 @@ def functions_of_torch() -> set[str]:
             if isinstance(node, ast.ClassDef) and any(ast.unparse(base) in _BASES for base in node.bases):
                 found.add(f"{path.relative_to(root.parent)} {node.name}")
     return found
+
+
+def _db() -> Any:
+    """Loads torch's operator database, which takes seconds that a mere collection need not wait for."""
+    from torch.testing._internal import autograd_function_db
+
+    return autograd_function_db
 
 
 def _example() -> Any:

@@ -6,16 +6,14 @@ docs/recipes/padded-batches.md: a name whose difference is gone has to leave.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
 import masked_dispatch as md
-from masked_dispatch import interop
-
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from families_of_transformers import (  # noqa: E402 - it needs transformers
+from families_of_transformers import (
     FAMILIES,
     Family,
     alone,
@@ -26,9 +24,13 @@ from families_of_transformers import (  # noqa: E402 - it needs transformers
     run,
     samples,
 )
+from masked_dispatch import interop
 
 # The caches of sliding windows keep the batch's last columns, for tokens to come.
-pytestmark = pytest.mark.filterwarnings("ignore::masked_dispatch.BatchEndWarning")
+pytestmark = [
+    pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
+    pytest.mark.filterwarnings("ignore::masked_dispatch.BatchEndWarning"),
+]
 
 # transformers computes the loss of a causal model and rotary angles in float32.
 SAME = 1e-6
