@@ -11,7 +11,7 @@ from torch import Tensor
 import masked_dispatch as md
 from data_of_producers import data
 from op_registry.sparse import convert
-from sparse_layouts import LAYOUTS
+from storages import LAYOUTS
 
 
 def block_of(layout: torch.layout) -> dict:

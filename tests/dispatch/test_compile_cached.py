@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from compiled_regions import masked
-from equal_geometry import upper_left
+from compiled_regions import masked, upper_left
 from storages import STORAGES
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

@@ -93,3 +93,10 @@ def x_and_weight() -> list[Any]:
 def data_and_mask(rows: int = 4) -> tuple[Tensor, Tensor]:
     mask = torch.rand(rows, 6) > 0.4
     return torch.where(mask, torch.randn(rows, 6), NAN), mask
+
+
+def upper_left(rows: int, columns: int) -> md.MaskedTensor:
+    """A masked tensor of which the same elements are valid whatever its sizes."""
+    mask = torch.zeros(rows, columns, dtype=torch.bool)
+    mask[:2, :2] = True
+    return masked(rows, columns, mask=mask)

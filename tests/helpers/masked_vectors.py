@@ -1,4 +1,4 @@
-"""Vectors of four elements, their masks, and what of them can be seen."""
+"""Vectors of four elements, their masks, and what of them can be seen; the shape and mask of many rows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ T, F = True, False
 FIRST = torch.tensor([T, T, F, F])
 SECOND = torch.tensor([T, F, T, F])
 EITHER = FIRST | SECOND
+BIG = (64, 512)
+BIG_ROWS = (torch.arange(64) % 3 > 0)[:, None]
 
 
 def masked(values: Any, mask: Tensor, garbage: float = NAN, **options: Any) -> md.MaskedTensor:

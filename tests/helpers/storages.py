@@ -1,11 +1,23 @@
-"""Masked matrices in every storage, by name."""
+"""Masked matrices in every storage, by name; the sparse layouts of torch among them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 import masked_dispatch as md
+
+# What masked tensors can be stored in, packed storage left out.
+BY_NAME = {
+    "coo": torch.sparse_coo,
+    "csr": torch.sparse_csr,
+    "csc": torch.sparse_csc,
+    "bsr": torch.sparse_bsr,
+    "bsc": torch.sparse_bsc,
+}
+LAYOUTS = list(BY_NAME.values())
 
 Conversion = Callable[[Any], md.MaskedTensor]
 

@@ -1,6 +1,6 @@
 """Masked tensors on a device whose backward runs in a thread of the engine's own: the reference device, or that in C++.
 
-Run by test_reference_device.py and test_device_in_cpp.py in a process of its own, or by itself:
+Run by test_reference_device.py and test_backward_on_device_in_cpp.py in a process of its own, or by itself:
 ``TESTED_DEVICE=cpp_device python -m pytest tests/helpers/tests_on_reference_device.py``.
 """
 

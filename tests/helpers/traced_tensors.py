@@ -1,10 +1,13 @@
-"""A tensor whose calls are traced, and the names of calls."""
+"""A tensor whose calls are traced, the names of calls, and the page of a trace, written as a user writes it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch import nn
 
 import masked_dispatch as md
 
@@ -17,3 +20,25 @@ def some(requires_grad: bool = False) -> md.MaskedTensor:
 
 def names(calls: Any) -> list[str]:
     return [call.name for call in calls]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x) * x
+
+
+def written_in(folder: Path) -> Path:
+    """The page of a trace of a model and its backward, with what is stored densely and what is refused."""
+    x = some(requires_grad=True)
+    with md.trace() as t:
+        Model()(x).mean().backward()
+        torch.linalg.qr(x.detach().to_sparse())
+        with pytest.raises(md.MaskedSemanticsError):
+            torch.linalg.ldl_factor(x.detach())
+    path = folder / "trace.html"
+    t.to_html(path)
+    return path

@@ -1,4 +1,7 @@
-"""An environment with the extra `xla`: the running one, if it has torchax, or one that is made in build/ and kept."""
+"""An environment with the extra `xla`: the running one, if it has torchax, or one that is made in build/ and kept.
+
+Operators compiled by XLA are compared with the CPU there.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import functools
 import hashlib
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,3 +76,19 @@ def run_with_torchax(*arguments: str, where: Path = HELPERS, timeout: int = 1200
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HELPERS)]), "OMP_NUM_THREADS": "1"}
     command = [str(python_with_torchax()), *arguments]
     return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+# What raises where plain torchax does not: the gradient of a single row, whose shape torchax changes in nll_loss; and
+# broadcasting of three dimensions, in `mode`.
+DIFFERENT = {("nn_functional_linear_cross_entropy", "gradients"), ("mode", "results")}
+
+
+def compared_with_the_cpu(*part: str) -> tuple[int, int, str]:
+    """How many results and gradients are equal, and what the command says."""
+    done = run_with_torchax("-W", "ignore", "-m", "op_registry", "check", "--device", "xla", *part)
+    different = set(re.findall(r"^(\w+), (results|gradients): ", done.stdout, re.MULTILINE))
+    assert different <= DIFFERENT, done.stdout[-6000:] + done.stderr[-2000:]
+    found = re.findall(r"^(results|gradients) on xla: (\d+) equal", done.stdout, re.MULTILINE)
+    assert [what for what, _ in found] == ["results", "gradients"], done.stdout[-6000:] + done.stderr[-2000:]
+    results, gradients = (int(equal) for _, equal in found)
+    return results, gradients, done.stdout

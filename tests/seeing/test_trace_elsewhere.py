@@ -17,8 +17,7 @@ from op_registry import registry
 from op_registry.authoring import Dense, Sparse, to_dense
 from op_registry.registry import Overlay
 from op_registry.sparse.convert import on_dense
-from page_of_a_trace import written_in
-from traced_tensors import names, some
+from traced_tensors import names, some, written_in
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import masked_dispatch as md
 from op_registry.errors import MaskedSemanticsError
 from op_registry.sparse.contraction import RowColumn, sddmm, spmm
-from sparse_layouts import BY_NAME as LAYOUTS
+from storages import BY_NAME as LAYOUTS
 
 M, K, N = 6, 4, 8
 

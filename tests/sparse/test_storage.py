@@ -32,7 +32,7 @@ from op_registry.sparse.layout import (
     layout_named,
     layout_of,
 )
-from sparse_layouts import LAYOUTS
+from storages import LAYOUTS
 
 SHAPES = [((4, 6), None), ((2, 4, 6), None), ((4, 6, 3), 2), ((2, 4, 6, 3), 3), ((0, 6), None)]
 

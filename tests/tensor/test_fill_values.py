@@ -12,8 +12,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from sixteen_elements import MASK, F, T, sample
-from sparse_layouts import LAYOUTS
-from storages import STORAGES
+from storages import LAYOUTS, STORAGES
 
 NAN, INF = float("nan"), float("inf")
 

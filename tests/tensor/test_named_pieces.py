@@ -14,7 +14,7 @@ import masked_dispatch as md
 from op_registry import InvalidValueError, MaskedSemanticsError
 from sixteen_elements import MASK, T, state
 from sixteen_elements import sample as sixteen
-from sparse_layouts import LAYOUTS
+from storages import LAYOUTS
 
 NAMES = {
     torch.sparse_coo: ["indices"],

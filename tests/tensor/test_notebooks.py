@@ -16,7 +16,7 @@ from expecttest import assert_expected_inline as expect
 
 import masked_dispatch as md
 from masked_dispatch.tensor.shown import squarest, validity_blocks
-from sparse_layouts import LAYOUTS
+from storages import LAYOUTS
 
 STORAGES = [torch.strided, *LAYOUTS, torch.jagged]
 

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import masked_dispatch as md
-from sparse_layouts import LAYOUTS
+from storages import LAYOUTS
 
 INDENT = len("masked_tensor(")
 STORAGES = [torch.strided, *LAYOUTS, torch.jagged]

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch._inductor.utils import fresh_cache
 
-from compiled_regions import same
-from equal_geometry import upper_left
+from benchmarks.compile import start
+from compiled_regions import same, upper_left
 from repository import ROOT
 from storages import STORAGES
 
@@ -91,3 +91,10 @@ def test_a_cached_graph_is_not_taken_for_one_of_other_sizes(storage: str) -> Non
             found = torch.compile(lambda x: x.exp(), fullgraph=True)(x)
             assert found.shape == x.shape
             same(found.to_dense(), x.exp().to_dense())
+
+
+@pytest.mark.parametrize("kind", ["plain", "masked"])
+def test_as_many_graphs_of_a_model_are_found_as_of_plain_tensors(kind: str, tmp_path: Path) -> None:
+    first, second = (start("MLP", kind, str(tmp_path)) for _ in range(2))
+    assert (first["misses"], first["hits"]) == (1, 0)
+    assert (second["misses"], second["hits"]) == (0, 1)

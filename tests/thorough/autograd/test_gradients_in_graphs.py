@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import masked_dispatch as md
-from large_rows import BIG, BIG_ROWS
-from masked_vectors import FIRST, SECOND, T, masked, shown
+from masked_vectors import BIG, BIG_ROWS, FIRST, SECOND, T, masked, shown
 from op_registry.records import fill
 
 

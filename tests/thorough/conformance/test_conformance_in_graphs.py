@@ -1,4 +1,4 @@
-"""P7: operators of every family compiled, as graphs and down to kernels.
+"""P7: operators of every family compiled, as graphs and down to kernels, and some whole entries of the database.
 
 ``CONFORMANCE_COMPILED=1/3`` takes another third of them, ``CONFORMANCE_INDUCTOR=0/6`` compiles a sixth to kernels.
 """
@@ -42,6 +42,15 @@ def test_compiled_is_as_eager(entry: str) -> None:
 def test_kernels_are_as_eager(entry: str) -> None:
     report = run_operator(entry, Settings(subject=EAGER, laws=("P7",), modes=("inductor",)))
     assert not report.failures, failures(report)
+
+
+@pytest.mark.parametrize(
+    ("entry", "mode"),
+    [("nn_functional_bilinear", "aot_eager"), ("std_mean", "aot_eager_dynamic"), ("linalg_eig", "aot_eager")],
+)
+def test_entries_compile_as_they_run(entry: str, mode: str) -> None:
+    report = run_operator(entry, Settings(subject=EAGER, laws=("P7",), whole_entries=True, modes=(mode,)))
+    assert report.counts["P7"] == {"pass": 1}, report
 
 
 def test_an_own_operator_is_checked_in_one_line() -> None:

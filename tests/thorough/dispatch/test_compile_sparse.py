@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import masked_dispatch as md
 from packed_batches import CLASSES, B, Block, D, T, heads, plain, same
-from sparse_layouts import BY_NAME as LAYOUTS
+from storages import BY_NAME as LAYOUTS
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import masked_dispatch as md
 from compiled_regions import data_and_mask, masked, same
 from exported_storages import check_export
+from models_of_frames import check_export as check_export_of_frames
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -119,3 +120,13 @@ def test_make_fx_refuses_to_bake_masked_inputs_in(function: Callable[..., Any]) 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_export_of_packed_storage() -> None:
     check_export("packed", strict=False)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("stride 2", "holes"), ("stride 3", "padded"), ("two", "padded"), ("GELU", "holes"), ("residual", "padded")],
+)
+def test_each_length_that_the_plain_model_takes(name: str, kind: str) -> None:
+    """md.export of models that shorten sequences: every length that torch.export takes of the plain model."""
+    check_export_of_frames(name, kind)

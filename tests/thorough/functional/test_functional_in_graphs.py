@@ -1,4 +1,4 @@
-"""Function transforms of masked tensors in compiled code."""
+"""Function transforms of masked tensors, stored densely and sparsely, in compiled code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 
 from masked_dispatch import functional as F
 from samples_for_transforms import same, sample
+from sparse_samples_for_transforms import STORED, dense, layouts
+from sparse_samples_for_transforms import same as same_stored
 
 
 def test_transforms_compile() -> None:
@@ -13,3 +15,11 @@ def test_transforms_compile() -> None:
     for seed in range(2):
         x = sample(seed)
         same(compiled(x), F.vmap(F.grad_and_value(lambda r: (r**3).mean()))(x))
+
+
+@layouts
+def test_transforms_of_sparse_storage_compile(storage: str) -> None:
+    compiled = torch.compile(F.grad(lambda x: (x**3).sum()), backend="aot_eager", fullgraph=True)
+    for seed in range(2):
+        x = STORED[storage](dense(seed))
+        same_stored(compiled(x), 3 * dense(seed) ** 2, x.storage_layout)

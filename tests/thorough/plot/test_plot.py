@@ -16,7 +16,7 @@ from matplotlib.patches import StepPatch
 
 import masked_dispatch as md
 from op_registry import MaskedSemanticsError
-from sparse_layouts import LAYOUTS
+from storages import LAYOUTS
 
 matplotlib.use("agg")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from page_of_a_trace import written_in
+from traced_tensors import written_in
 
 
 @pytest.fixture
