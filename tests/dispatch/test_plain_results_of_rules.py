@@ -10,7 +10,7 @@ import torch
 import masked_dispatch as md
 import op_registry
 from op_registry.authoring import ELEMENTWISE, masked_rule
-from sixteen_elements import sample
+from storages import sample
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import masked_dispatch as md
 from masked_dispatch import functional as F
-from sparse_samples_for_transforms import SHAPE, STORED, dense, layouts, same
+from samples_for_transforms import SHAPE, STORED, dense, layouts, same
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elementwise": lambda x: (x.exp() * x).sum(),

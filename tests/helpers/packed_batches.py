@@ -1,7 +1,9 @@
-"""Padded batches to pack, and the comparison of what comes of them packed with what comes of them padded."""
+"""Padded batches to pack, views of them, and the comparison of what comes of them packed and padded."""
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -112,3 +114,55 @@ class Block(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+# Views that merge the dimensions or turn them.
+BH = B * H
+MERGED: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x.view(-1, D),
+    "time first": lambda x: x.transpose(0, 1),
+    "rows, time first": lambda x: x.transpose(0, 1).reshape(-1, D),
+    "batch times heads": lambda x: heads(x).reshape(BH, T, 2),
+    "time, then batch times heads": lambda x: x.transpose(0, 1).reshape(T, BH, 2),
+}
+
+
+def random_view(x: Tensor, choose: random.Random) -> Callable[[Tensor], Tensor]:
+    """A view that fits `x`, as a function."""
+    kind = choose.choice(("permute", "merge", "split", "unsqueeze", "squeeze", "shape"))
+    if kind == "permute" and x.ndim:
+        order = choose.sample(range(x.ndim), x.ndim)
+        return lambda t: t.permute(order)
+    if kind == "merge" and x.ndim > 1:
+        dim = choose.randrange(x.ndim - 1)
+        return lambda t: t.flatten(dim, dim + 1)
+    if kind == "split" and x.ndim:
+        dim = choose.randrange(x.ndim)
+        first = choose.choice([n for n in range(1, x.shape[dim] + 1) if x.shape[dim] % n == 0])
+        return lambda t: t.unflatten(dim, (first, -1))
+    if kind == "unsqueeze" and x.ndim < 6:
+        dim = choose.randrange(x.ndim + 1)
+        return lambda t: t.unsqueeze(dim)
+    if kind == "squeeze":
+        return lambda t: t.squeeze()
+    shape = [choose.choice((1, 2, 3, B, T))]
+    shape = shape if x.numel() % math.prod(shape) == 0 else [1]
+    return lambda t: t.reshape(*shape, -1)
+
+
+def check_random_views(seed: int, sizes: tuple[int, int]) -> None:
+    """Stored densely where a view has no packed form; the values, masks and gradients are the same anyhow."""
+    choose = random.Random(seed)
+    x = batch("holes", H, 2).without_extent()[: sizes[0], : sizes[1]]
+    twin, views = x.to_tensor(0), []
+    for _ in range(7):
+        views.append(random_view(twin, choose))
+        twin = views[-1](twin)
+
+    def run(t: Tensor) -> list[Tensor]:
+        shown = [t.exp()]
+        for view in views:
+            shown.append(view(shown[-1]))
+        return [*shown, shown[-1] * plain(*shown[-1].shape)]
+
+    alike(run, [x], policy="auto")

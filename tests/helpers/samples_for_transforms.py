@@ -1,13 +1,15 @@
-"""Masked samples that function transforms are tried on, and how results are compared."""
+"""Masked samples that function transforms are tried on, dense and in every sparse storage; how results are compared."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch.testing import assert_close
 
 import masked_dispatch as md
+from storages import storages_but
 
 NAN = float("nan")
 MASK = torch.tensor([[True, True, False, True], [False, False, False, False], [True, False, True, False]])
@@ -19,8 +21,23 @@ def sample(seed: int = 0, requires_grad: bool = False) -> md.MaskedTensor:
     return md.masked_tensor(torch.where(MASK, data, NAN), MASK, requires_grad=requires_grad)
 
 
-def same(actual: Any, expected: Any) -> None:
-    """Equal masks and equal valid values; plain where plain is expected."""
+SHAPE = (4, 6, 8)
+
+
+def dense(seed: int = 0) -> md.MaskedTensor:
+    """A padded batch with NaN as padding, of which one sequence is empty."""
+    data = torch.rand(SHAPE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
+    valid = (torch.arange(6) < torch.tensor([2, 6, 0, 4])[:, None])[..., None].expand(SHAPE)
+    return md.masked_tensor(torch.where(valid, data, NAN), valid)
+
+
+STORED = storages_but("dense", "permuted")
+layouts = pytest.mark.parametrize("storage", STORED)
+
+
+def same(actual: Any, expected: Any, layout: torch.layout | None = None) -> None:
+    """Equal masks and equal valid values, stored so if that is said; plain where plain is expected."""
+    assert layout is None or actual.storage_layout is layout
     if isinstance(expected, (tuple, list)):
         assert len(actual) == len(expected)
         for a, e in zip(actual, expected, strict=True):

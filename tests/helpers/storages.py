@@ -1,4 +1,4 @@
-"""Masked matrices in every storage, by name; the sparse layouts of torch among them."""
+"""Every storage of masked matrices, by name, the sparse layouts of torch, and small matrices that are stored so."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import masked_dispatch as md
 
@@ -45,3 +46,31 @@ def storages_but(*names: str) -> dict[str, Conversion]:
     """Every storage but those named."""
     assert set(names) <= STORAGES.keys()
     return {name: stored for name, stored in STORAGES.items() if name not in names}
+
+
+T, F = True, False
+MASK = torch.tensor([[T, T, F, T], [T, F, T, T], [F, F, F, F], [T, T, T, T]])
+
+
+def sample(storage: str = "dense", dtype: torch.dtype = torch.float32) -> md.MaskedTensor:
+    """0 … 15 as 4 × 4, stored so."""
+    return STORAGES[storage](md.masked_tensor(torch.arange(16).reshape(4, 4).to(dtype), MASK))
+
+
+def state(x: Tensor) -> tuple[list[object], list[object]]:
+    """The mask, and the valid elements."""
+    assert isinstance(x, md.MaskedTensor)
+    return x.get_mask().tolist(), x.to_tensor(1).tolist()
+
+
+def some(layout: torch.layout = torch.sparse_csr) -> Any:
+    """Two rows, partly valid, in a sparse storage."""
+    mask = torch.tensor([[T, T, F], [T, F, F]])
+    return md.masked_tensor(torch.arange(1.0, 7.0).reshape(2, 3), mask).to_layout(layout)
+
+
+def permuted() -> md.MaskedTensor:
+    """(4, 3): the transpose of rows, one of which is absent and one partly valid."""
+    mask = torch.tensor([[T, F, T, T], [F] * 4, [T, T, F, T]])
+    data = torch.where(mask, torch.arange(1.0, 13.0).reshape(3, 4), torch.nan)
+    return md.masked_tensor(data, mask).to_sparse(1).t()

@@ -15,8 +15,21 @@ import torch
 from hypothesis import given, settings
 
 import masked_dispatch as md
-from agreeing_libraries import COLUMNS, LIBRARIES, OF_ONE, OF_TWO, PAIRS, Same, compared
-from other_libraries import Column, answer, in_arrow, in_numpy, in_pandas, ours
+from agreeing_libraries import (
+    COLUMNS,
+    LIBRARIES,
+    OF_ONE,
+    OF_TWO,
+    PAIRS,
+    Column,
+    Same,
+    answer,
+    compared,
+    in_arrow,
+    in_numpy,
+    in_pandas,
+    ours,
+)
 from repository import ROOT
 
 GARBAGE = 1e30

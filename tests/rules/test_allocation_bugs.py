@@ -11,8 +11,7 @@ from torch import Tensor, distributions, nn
 from torch.nn.utils import prune
 
 import masked_dispatch as md
-from adaptive_softmax import rows_and_classes, without_second_row
-from three_numbers import KNOWN, shown, some
+from three_numbers import KNOWN, rows_and_classes, shown, some, without_second_row
 
 
 @pytest.fixture

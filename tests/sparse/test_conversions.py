@@ -15,9 +15,7 @@ from op_registry.sparse import compaction
 from op_registry.sparse.convert import from_dense, to_dense
 from op_registry.sparse.layout import BSC, BSR, COO, CSC, CSR, Layout
 from op_registry.sparse.record import Sparse
-from permuted_rows import permuted
-from sixteen_elements import F, T, sample, state
-from storages import STORAGES
+from storages import STORAGES, F, T, permuted, sample, state
 
 LAYOUTS = (COO, CSR, CSC, BSR, BSC)
 # shape, sparse dimensions

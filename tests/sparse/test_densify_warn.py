@@ -15,7 +15,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from masked_dispatch.policies import Policy, densifying
-from stored_rows import some
+from storages import some
 
 LAYOUTS = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.jagged]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -13,9 +13,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
-from merged_views import BH, MERGED
-from packed_batches import CLASSES, KINDS, B, Block, D, H, T, alike, batch, heads, plain, rows, same
-from random_views import check_random_views
+from packed_batches import (
+    BH,
+    CLASSES,
+    KINDS,
+    MERGED,
+    B,
+    Block,
+    D,
+    H,
+    T,
+    alike,
+    batch,
+    check_random_views,
+    heads,
+    plain,
+    rows,
+    same,
+)
 
 # ------------------------------------------------------------------------------------------------------- the storage
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from sixteen_elements import MASK, F, T, sample
-from storages import LAYOUTS, STORAGES
+from storages import LAYOUTS, MASK, STORAGES, F, T, sample
 
 NAN, INF = float("nan"), float("inf")
 

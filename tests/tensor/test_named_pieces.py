@@ -12,9 +12,8 @@ from torch import Tensor
 
 import masked_dispatch as md
 from op_registry import InvalidValueError, MaskedSemanticsError
-from sixteen_elements import MASK, T, state
-from sixteen_elements import sample as sixteen
-from storages import LAYOUTS
+from storages import LAYOUTS, MASK, T, state
+from storages import sample as sixteen
 
 NAMES = {
     torch.sparse_coo: ["indices"],

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import masked_dispatch as md
 import op_registry
 from masked_dispatch.assumptions.assignments import INDICES, TARGETS, VALUES, tried
-from sixteen_elements import sample, state
+from storages import sample, state
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,10 +1,14 @@
-"""The demo's models where they are served: as a file, compiled, in C++ and as ONNX, without this library."""
+"""The demo's models where they are served: as a file, compiled, in C++ and as ONNX, without this library.
+
+Python code is run there in a fresh process in which this library cannot be imported.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +20,33 @@ from torch.utils import cpp_extension
 import masked_dispatch as md
 from compiled_regions import masked, same
 from examples.demo.models import Autoencoder, Forecaster
-from fresh_processes import run_without_library
 from models_of_frames import MODELS as MODELS_OF_FRAMES
+from pairs_for_masked_tensors import BATCH, expected, pair
 from repository import ROOT
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch's own LeafSpec, in export and its copies
 ]
+
+# -S leaves out what installs packages in editable form; the finder refuses those that lie beside torch.
+REFUSING = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("masked_dispatch", "op_registry"):
+            raise ModuleNotFoundError(f"{name} is not installed here")
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def run_without_library(code: str, *arguments: str, folder: Path) -> str:
+    """What `code` prints, run in `folder` with `arguments` in sys.argv[1:]; fails with its output if it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(torch.__file__).parents[1])}
+    command = [sys.executable, "-S", "-c", REFUSING + code, *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
 
 # Each with the shape of an example, and that of the samples that it serves.
 MODELS: dict[str, tuple[nn.Module, tuple[int, ...], tuple[int, ...]]] = {
@@ -127,3 +151,18 @@ def test_onnx(exported: Exported, tmp_path: Path) -> None:
     integers = {**feed, names[1]: feed[names[1]].astype("int64")}
     with pytest.raises(Exception, match="Unexpected input data type"):
         session.run(None, integers)
+
+
+def test_a_saved_program_runs_without_the_library(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Softmax(-1))
+    net[0].weight = nn.Parameter(masked(6, 6))
+    x = masked(5, 6)
+    torch.export.save(md.export(net, (masked(4, 6),), dynamic_shapes=({0: BATCH},)), tmp_path / "net.pt2")
+    torch.save((pair(x), expected(net(x))), tmp_path / "wanted.pt")
+    code = """
+import torch
+arguments, wanted = torch.load("wanted.pt")
+torch.testing.assert_close(torch.export.load("net.pt2").module()(arguments), wanted)
+print("equal")
+"""
+    assert run_without_library(code, folder=tmp_path) == "equal\n"

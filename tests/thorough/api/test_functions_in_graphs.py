@@ -16,8 +16,8 @@ import masked_dispatch as md
 from data_of_producers import data
 from explained_operands import stored
 from rows_to_pad import by_hand, rows_of
-from sixteen_elements import F, T, sample
 from skipped_rows import masked, results, same
+from storages import F, T, sample
 
 X = md.masked_tensor([1.0, 2.0], [True, False])
 

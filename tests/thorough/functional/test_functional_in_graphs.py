@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from masked_dispatch import functional as F
-from samples_for_transforms import same, sample
-from sparse_samples_for_transforms import STORED, dense, layouts
-from sparse_samples_for_transforms import same as same_stored
+from samples_for_transforms import STORED, dense, layouts, same, sample
 
 
 def test_transforms_compile() -> None:
@@ -22,4 +20,4 @@ def test_transforms_of_sparse_storage_compile(storage: str) -> None:
     compiled = torch.compile(F.grad(lambda x: (x**3).sum()), backend="aot_eager", fullgraph=True)
     for seed in range(2):
         x = STORED[storage](dense(seed))
-        same_stored(compiled(x), 3 * dense(seed) ** 2, x.storage_layout)
+        same(compiled(x), 3 * dense(seed) ** 2, x.storage_layout)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from agreeing_libraries import COLUMNS, LIBRARIES, OF_ONE, OF_TWO, PAIRS, Same, compared
-from other_libraries import Column
+from agreeing_libraries import COLUMNS, LIBRARIES, OF_ONE, OF_TWO, PAIRS, Column, Same, compared
 
 
 def cases(table: dict[str, Same]) -> list[tuple[str, str]]:

@@ -8,12 +8,11 @@ from torch import Tensor, distributions, nn
 from torch._dynamo.testing import CompileCounter
 
 import masked_dispatch as md
-from adaptive_softmax import rows_and_classes, without_second_row
 from padded_slices import same
 from ragged_samples import ragged, stack
 from recurrent_networks import hidden, network, states, steps
 from recurrent_networks import shown as filled
-from three_numbers import shown, some
+from three_numbers import rows_and_classes, shown, some, without_second_row
 
 
 @pytest.fixture

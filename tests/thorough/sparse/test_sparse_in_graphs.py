@@ -12,15 +12,12 @@ from torch import Tensor, nn
 
 import masked_dispatch as md
 from broadcasting_operators import broadcasting, faults
-from merged_views import MERGED
 from numbered_layout import NUMBERED
 from numbered_layout import same as equal
 from numbered_layout import some as numbers
 from op_registry.sparse.layout import CSR, version_of
-from packed_batches import D, H, batch, same
-from permuted_rows import permuted
-from random_views import check_random_views
-from stored_rows import some
+from packed_batches import MERGED, D, H, batch, check_random_views, same
+from storages import permuted, some
 
 
 @pytest.fixture

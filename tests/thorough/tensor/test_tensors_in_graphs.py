@@ -9,7 +9,7 @@ from torch import Tensor
 import masked_dispatch as md
 from ragged_masks import F, T, mask_of, ragged
 from reported_operands import X, masked
-from sixteen_elements import MASK, sample
+from storages import MASK, sample
 
 
 def test_compressed_in_a_compiled_region() -> None:
