@@ -144,7 +144,7 @@ def test_operands_of_one_packed_batch_meet_without_a_read_of_where_they_are() ->
 
 
 def test_elements_gathered_along_features_have_the_very_same_extent() -> None:
-    """Their index has the extent of their source; the two are one, so that it is the same of a batch held either way."""
+    """Their index has the extent of their source: the two are one, however the batch is held."""
     features = DATA[:, None, :].expand(2, 3, 4)
     there = only_padded().get_mask()[:, None, :].expand(2, 3, 4)
     x = md.padded(md.masked_tensor(features, there), there, dim=2)
