@@ -144,6 +144,24 @@ def test_torch_s_own_transforms_are_refused(name: str) -> None:
         getattr(torch.func, name)(lambda x: x.sum().to_tensor(0))(dense().to_sparse())
 
 
+def test_what_outlives_its_transform_is_refused() -> None:
+    kept: list[Tensor] = []
+
+    def function(x: Tensor) -> Tensor:
+        kept.append(x * 2)
+        return x.sum()
+
+    F.grad(function)(dense().to_sparse_csr())
+    with pytest.raises(md.MaskedSemanticsError, match=r"\(4, 6, 8\) that was made inside a transform .* leaves it"):
+        kept[0].sum()
+
+
+def test_a_captured_tensor_that_requires_grad_is_refused() -> None:
+    x = dense().to_packed().requires_grad_()
+    with pytest.raises(md.MaskedSemanticsError, match=r"that requires grad is used inside a torch\.func transform"):
+        F.grad(lambda scale: (x * scale).sum())(torch.tensor(1.0, dtype=torch.float64))
+
+
 def test_tangents_have_the_shape_of_what_they_belong_to() -> None:
     with pytest.raises(RuntimeError, match=r"of shape \(3,\) was given for a masked tensor of shape \(4, 6, 8\)"):
         F.jvp(torch.exp, (dense().to_sparse(),), (torch.ones(3),))

@@ -1,17 +1,19 @@
 """Matrices, systems of equations and transforms, all or nothing for each, against plain torch on those that are whole.
 
 The laws ask it of every function, with derivatives of both orders. Here is what only some elements decide: triangles,
-tolerances, pivots, cropped and padded lines; and what is raised.
+tolerances, pivots, cropped and padded lines, frames; and what is raised.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import masked_dispatch as md
@@ -31,6 +33,18 @@ def test_a_valid_matrix_that_is_singular_raises_as_in_torch() -> None:
         torch.linalg.inv(wrapped(data, mask))
     mask[2, 0, 0] = False
     assert torch.linalg.inv(wrapped(data, mask)).get_mask()[:, 0, 0].tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("function", [torch.linalg.inv, torch.linalg.cholesky, torch.linalg.lu_factor])
+def test_an_out_form_raises_nothing_for_what_is_missing(function: Callable[..., Any]) -> None:
+    data, mask = matrices()
+    x = md.masked_tensor(torch.where(mask, data, math.nan), mask)
+    wanted = function(x)
+    several = isinstance(wanted, tuple)
+    out = [md.masked_tensor(torch.empty_like(r.get_data())) for r in (wanted if several else [wanted])]
+    function(x, out=tuple(out) if several else out[0])
+    for mine, theirs in zip(out, wanted if several else [wanted], strict=True):
+        same(mine, theirs.get_data(), theirs.get_mask())
 
 
 def test_large_matrices_and_all_of_their_functions_stay_finite() -> None:
@@ -159,3 +173,25 @@ def test_cropped_elements_are_not_read_and_padding_is_valid() -> None:
     same(torch.fft.irfft(y, n=10), torch.fft.irfft(spectrum, n=10), torch.tensor([[True], [False]]))
     two_sided = aten._fft_c2r(y[:, :8], [1], 2, 8)  # the second half repeats the first
     same(two_sided, torch.fft.irfft(spectrum, n=8), torch.tensor(True))
+
+
+@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize("win_length", [16, 8])
+def test_the_frames_of_a_padded_waveform(center: bool, win_length: int) -> None:
+    torch.manual_seed(0)
+    waveform = torch.randn(2, 64, dtype=torch.float64)
+    mask = torch.arange(64) < torch.tensor([[64], [40]])
+    x = wrapped(waveform, mask, math.nan)
+    options: dict[str, Any] = {"n_fft": 16, "hop_length": 4, "win_length": win_length, "center": center}
+    options |= {"window": torch.hann_window(win_length, dtype=torch.float64), "return_complex": True}
+    spectra, wanted = torch.stft(x, **options), torch.stft(waveform, **options)
+    read = mask
+    if center:  # what is reflected at the ends is read there
+        read = F.pad(mask[None].double(), (8, 8), mode="reflect")[0] > 0
+    whole = torch.stack([read[:, 4 * t : 4 * t + 16].all(1) for t in range(wanted.shape[-1])], -1)
+    same(spectra, wanted, whole[:, None, :])
+    (slope,) = torch.autograd.grad(spectra.abs().square().sum(), x)
+    plain = waveform.clone().requires_grad_()
+    spectra = torch.stft(plain, **options)
+    (expected,) = torch.autograd.grad(spectra[whole[:, None, :].expand(spectra.shape)].abs().square().sum(), plain)
+    same(slope, expected, mask)

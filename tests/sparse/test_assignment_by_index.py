@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
+from door_samples import same
 from storages import storages_but
 
 STORAGES = storages_but("dense")
@@ -74,6 +75,11 @@ def check(index: Any, storage: str) -> None:
     assert torch.equal(found.to_tensor(0), expected.to_tensor(0))
 
 
+@pytest.mark.parametrize("index, storage", in_turns(WITH_TENSORS))
+def test_an_index_with_plain_tensors_means_what_it_means_in_dense_storage(index: str, storage: str) -> None:
+    check(WITH_TENSORS[index](lambda t, _: t), storage)
+
+
 @pytest.mark.parametrize(
     "index, storage",
     [
@@ -94,6 +100,33 @@ def test_an_index_without_tensors_means_what_it_means_in_dense_storage(index: st
     check(WITHOUT[index], storage)
 
 
+SHAPE = (4, 5, 6)
+OF_THREE = [(slice(1, 3), 2), (1, slice(0, 4, 2)), (0, ..., 1), (..., 2), (1, 2, 3), slice(0, 0)]
+OF_THREE += [(slice(1, None), slice(None), slice(2, 4))]
+VALUES: dict[str, Callable[[torch.Size], Any]] = {
+    "a number": lambda shape: 3.0,
+    "plain": torch.randn,
+    "masked": lambda shape: md.masked_tensor(torch.randn(shape), torch.rand(shape) < 0.5),
+    "one dimension more": lambda shape: torch.randn(1, *shape),
+}
+
+
+@pytest.mark.parametrize(
+    "index, storage, value",
+    [(*case, value) for case, value in zip(in_turns(OF_THREE, storages_but("dense", "permuted")), cycle(VALUES))],
+)
+def test_values_written_to_three_dimensions(index: Any, storage: str, value: str) -> None:
+    """Of which torch makes a write through a view, where there are none."""
+    expected = md.masked_tensor(torch.randn(SHAPE), torch.rand(SHAPE) < 0.5)
+    found = STORAGES[storage](expected.clone())
+    layout, values = found.storage_layout, VALUES[value](expected[index].shape)
+    expected[index] = values
+    found[index] = values
+    assert found.storage_layout is layout
+    assert torch.equal(found.to_dense().get_mask(), expected.get_mask())
+    assert torch.equal(found.to_tensor(0), expected.to_tensor(0))
+
+
 @pytest.mark.parametrize("place", [None, (None, 1), (1, None), (slice(0, 2), None)])
 def test_assigned_values_broadcast_to_new_dimensions(place: Any) -> None:
     expected, x = matrix(), matrix().to_sparse_csr()
@@ -102,6 +135,24 @@ def test_assigned_values_broadcast_to_new_dimensions(place: Any) -> None:
     expected[place] = values
     assert torch.equal(x.get_mask(), expected.get_mask())
     assert torch.equal(x.to_tensor(0), expected.to_tensor(0))
+
+
+NUMBERS: dict[str, Any] = {
+    "NumPy's": np.int64(1),
+    "NumPy's, and a number": (np.int64(1), 2),
+    "None and a number": (None, 1),
+    "... and None": (..., None),
+}
+
+
+@pytest.mark.parametrize("index, storage", in_turns(NUMBERS))
+def test_numbers_and_scalars_are_written(index: str, storage: str) -> None:
+    x, expected = STORAGES[storage](matrix()), matrix()
+    for value in (5.0, torch.tensor(6.0), md.masked_tensor(7.0), md.masked_tensor(8.0, False)):
+        x[NUMBERS[index]] = value
+        expected[NUMBERS[index]] = value
+        assert torch.equal(x.get_mask(), expected.get_mask())
+        assert torch.equal(x.to_tensor(0), expected.to_tensor(0))
 
 
 @pytest.mark.parametrize("stored", [lambda x: x, lambda x: x.to_sparse_csr(), lambda x: x.to_packed()])
@@ -155,6 +206,29 @@ def test_values_put_at_no_position_leave_a_sparse_tensor_as_it_is() -> None:
 
 
 DENSE = md.masked_tensor(torch.arange(96.0).view(4, 6, 4), torch.arange(96).view(4, 6, 4) % 5 < 3)
+STORED = {
+    "coo": lambda x: x.to_sparse(),
+    "hybrid": lambda x: x.to_sparse(x.ndim - 1),
+    "csr": lambda x: x[..., 0].to_sparse_csr(),
+    "csc": lambda x: x[..., 0].to_sparse_csc(),
+    "bsr": lambda x: x[..., 0].to_sparse_bsr((2, 2)),
+    "bsc": lambda x: x[..., 0].to_sparse_bsc((2, 2)),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("name", STORED)
+def test_a_mask_along_one_dimension(name: str, dim: int, masked: bool) -> None:
+    x = STORED[name](DENSE)
+    if dim >= x.ndim:
+        return  # matrices have two
+    mask = torch.arange(x.shape[dim]) % 3 != 1
+    index = (*[slice(None)] * dim, md.masked_tensor(mask, torch.arange(len(mask)) > 0) if masked else mask)
+    with md.densify("never"):
+        found = x[index]
+    assert found.storage_layout == x.storage_layout or name.startswith("bs")
+    same(found.to_dense(), x.to_dense()[index])
 
 
 def test_columns_with_enough_elements() -> None:

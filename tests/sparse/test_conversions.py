@@ -12,7 +12,7 @@ from torch import Tensor
 import masked_dispatch as md
 from op_registry.records.dense import Dense
 from op_registry.sparse import compaction
-from op_registry.sparse.convert import from_dense, to_dense
+from op_registry.sparse.convert import from_dense, to_dense, to_layout
 from op_registry.sparse.layout import BSC, BSR, COO, CSC, CSR, Layout
 from op_registry.sparse.record import Sparse
 from storages import STORAGES, F, T, permuted, sample, state
@@ -175,6 +175,22 @@ def test_a_large_tensor(layout):
     stored = x.to_layout(layout, **blocks)
     assert torch.equal(stored.get_mask(), mask)
     assert torch.equal(stored.to_tensor(0), x.to_tensor(0))
+
+
+@pytest.mark.parametrize(("shape", "dims"), SHAPES)
+def test_between_all_layouts(shape, dims):
+    layouts = [layout for layout in LAYOUTS if fits(layout, dims)]
+    for valid in VALID:
+        x = some_record(shape, valid)
+        stored = {layout: from_dense(x, layout, dims, block_of(layout)) for layout in layouts}
+        for a, b in itertools.product(layouts, layouts):
+            found = to_layout(stored[a], b, block_of(b))
+            assert found.pattern.layout == b
+            for mine, other in zip(found.pattern.pieces, stored[b].pattern.pieces, strict=True):
+                assert torch.equal(mine, other)
+            dense = to_dense(found)
+            assert torch.equal(dense.filled(0), x.filled(0))
+            assert torch.equal(dense.validity, x.validity)
 
 
 # ---------------------------------------------------------------------------------------- dimensions in another order

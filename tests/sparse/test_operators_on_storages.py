@@ -20,6 +20,12 @@ def x() -> md.MaskedTensor:
     return md.masked_tensor(torch.arange(6.0).reshape(2, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool])
+def test_bytes_are_filled_whole(dtype):
+    z = md.masked_tensor(torch.tensor([50, 7, 3]).to(dtype), torch.tensor([True, True, False]))
+    assert z.to_tensor(0).tolist() == torch.tensor([50, 7, 0]).to(dtype).tolist()
+
+
 def test_grad_scaler_unscales_a_sparse_gradient():
     weight = torch.nn.Parameter(torch.ones(2, 3))
     optimizer, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -38,6 +44,12 @@ def test_a_write_to_what_was_detached_is_a_write_to_the_tensor(x):
     kept = y.detach()
     y += 1
     assert kept.amax().item() == 1
+
+
+def test_a_write_through_a_view_of_what_stands_for_a_view_is_refused(x):
+    y = x.to_sparse(1)
+    with pytest.raises(md.MaskedSemanticsError, match="would write through a view"):
+        y[0][1].fill_(9.0)
 
 
 @pytest.mark.parametrize("change", [lambda y: y.t_(), lambda y: y.unsqueeze_(0), lambda y: y.transpose_(0, 1)])
@@ -190,6 +202,11 @@ def test_any_number_of_dimensions_is_made_sparse_without_the_dense_tensor(name, 
     alike(x.grad, 2 * x.detach().to_dense())
     assert x.grad.storage_layout is x.storage_layout
     alike(x.detach().to_packed(), x.detach().to_dense())
+
+
+def test_renorm_of_rows():
+    x = some().to_sparse(sparse_dim=1)
+    alike(x.renorm(2, 0, 1.0), x.to_dense().renorm(2, 0, 1.0))
 
 
 REFUSED_BY_TORCH = {

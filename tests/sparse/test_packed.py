@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import itertools
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -76,6 +79,25 @@ def test_lengths_say_what_is_stored():
     assert packed._kept_validity is None
 
 
+def test_copies_and_files():
+    x = batch("holes", H, D).to_packed()
+    for tensor in (x, x.transpose(1, 2).clone()):
+        buffer = io.BytesIO()
+        torch.save(tensor, buffer)
+        buffer.seek(0)
+        copies = copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor)), torch.load(buffer, weights_only=True)
+        for again in copies:
+            assert again.storage_layout is torch.jagged
+            same(again, tensor)
+
+
+def test_it_prints_what_it_is():
+    x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, True]]))
+    packed = x.to_packed()
+    text = f"{repr(packed.to_dense())[:-1]}, stored as torch.jagged, nnz=2)"
+    assert repr(packed).replace(",\n              stored", ", stored") == text
+
+
 @pytest.mark.parametrize(
     ("shape", "arguments", "message"),
     [
@@ -98,6 +120,19 @@ def test_the_gradient_of_a_packed_leaf_is_packed():
     F.linear(leaf, WEIGHT).square().sum().backward()
     assert leaf.grad.storage_layout is torch.jagged
     assert leaf.grad._pattern is leaf._pattern
+
+
+def test_second_derivatives():
+    gradients = []
+    for packed in (False, True):
+        x, w = batch("holes", D).requires_grad_(), WEIGHT.clone().requires_grad_()
+        given = x.to_packed() if packed else x
+        hidden = heads(F.layer_norm(F.gelu(F.linear(given, w.mT @ w)), (D,))).softmax(-1)
+        loss = (hidden.transpose(1, 2).flatten(2) * given).sin().sum()
+        first = torch.autograd.grad(loss, (x, w), create_graph=True)
+        gradients.append(torch.autograd.grad(first[0].sin().sum().to_tensor(0) + first[1].sin().sum(), (x, w)))
+    for a, b in zip(*gradients, strict=True):
+        same(a, b)
 
 
 def test_in_place_on_rows():
@@ -129,10 +164,20 @@ WEIGHT, BIAS = plain(3, D), plain(3, seed=2)
 # its samples lack.
 ON_ROWS: dict[str, tuple[str, Callable[..., Any]]] = {
     "matrix times vector": ("all valid", lambda x, w, b: x @ w[0] + b.sum()),
+    "silu, gated": ("holes", lambda x, w, b: F.silu(F.linear(x, w, b)) * F.linear(x, w)),
+    "dropout": ("padding", lambda x, w, b: F.dropout(x * w[0], 0.4) + b.sum()),
     "feature dropout": ("holes", lambda x, w, b: F.dropout1d(x * w[0], 0.4) + b.sum()),
+    "dropout of everything": ("none valid", lambda x, w, b: F.dropout(x * w[0], 1.0) + b.sum()),
+    "pooled mean": ("padding", lambda x, w, b: (x * w[0]).mean(1) + b.sum()),
+    "heads": ("holes", lambda x, w, b: (x * w[0]).view(B, T, H, -1).exp().reshape(B, T, D) + b.sum()),
     "glu": ("padding", lambda x, w, b: F.glu(x * w[0], -1) * b.sum()),
     "flip and roll": ("holes", lambda x, w, b: (x * w[0]).flip(-1).roll(1, -1) + b.sum()),
+    "cat": ("all valid", lambda x, w, b: torch.cat([x * w[0], F.linear(x, w, b)], -1)),
     "getitem": ("holes", lambda x, w, b: [(x * w[0])[..., :2] * b.sum(), (x * w[0])[:, :, 1:3], x[..., 0]]),
+    "whole blocks": (
+        "none valid",
+        lambda x, w, b: F.linear(F.dropout(F.gelu(F.linear(F.layer_norm(x, (D,)), w, b)), 0.2), w.mT) + x,
+    ),
 }
 
 
@@ -140,7 +185,8 @@ ON_ROWS: dict[str, tuple[str, Callable[..., Any]]] = {
 def test_operators_on_rows(name):
     kind, function = ON_ROWS[name]
     results = alike(function, [batch(kind, D)], [WEIGHT, BIAS])
-    assert {r.storage_layout for r in results} == {torch.jagged}
+    if "pooled" not in name:
+        assert {r.storage_layout for r in results} == {torch.jagged}
 
 
 def test_what_moves_dense_dimensions_keeps_the_pattern():
@@ -160,7 +206,15 @@ def test_addmm_and_mm():
         same(torch.addmm(plain(B * T, 3), x, WEIGHT.mT), torch.addmm(plain(B * T, 3), dense, WEIGHT.mT))
 
 
+@pytest.mark.parametrize("kind", ["holes", "none valid"])
+def test_embedding_of_packed_indices(kind):
+    indices = md.masked_tensor(torch.arange(B * T).reshape(B, T) % 7, rows(kind))
+    found = alike(lambda i, w: F.embedding(i, w, padding_idx=2), [indices], [plain(7, D)])
+    assert found[0].storage_layout is torch.jagged
+
+
 LOSSES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "cross_entropy": ("padding", lambda x: F.cross_entropy(x.transpose(1, 2), CLASSES)),
     "cross_entropy, masked": (
         "holes",
         lambda x: F.cross_entropy(x.view(-1, D), md.masked_tensor(CLASSES).mask_like(x[..., 0]).view(-1)),
@@ -183,6 +237,9 @@ LOSSES: dict[str, tuple[str, Callable[..., Any]]] = {
         lambda x: F.cross_entropy(x.transpose(1, 2), plain(B, T, D).softmax(-1).transpose(1, 2)),
     ),
     # (packing says that its rows are there: those of the two are no positions of one sample)
+    "mse with masked": ("padding", lambda x: F.mse_loss(x.without_extent(), batch("holes", D, seed=4))),
+    "mse of nothing": ("none valid", lambda x: F.mse_loss(x, plain(B, T, D))),
+    "mse, unreduced": ("none valid", lambda x: F.mse_loss(x, plain(B, T, D), reduction="none")),
     "bce": (
         "holes",
         lambda x: F.binary_cross_entropy_with_logits(x, plain(B, T, D).sigmoid(), pos_weight=plain(D).abs()),
@@ -206,19 +263,29 @@ def test_a_loss_over_no_batch_at_all_is_torchs():
 # Views of (B, T, D) that torch.nn and models of transformers make; each stays packed.
 VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "time first": lambda x: x.transpose(0, 1),
+    "time first and back": lambda x: x.transpose(0, 1).exp().transpose(0, 1),
+    "rows": lambda x: x.view(B * T, D),
     "rows and back": lambda x: x.view(-1, D).exp().view(B, T, D),
+    "rows, time first": lambda x: x.transpose(0, 1).reshape(T * B, D),
     "rows and back, time first": lambda x: x.transpose(0, 1).reshape(T * B, D).exp().view(T, B, D).transpose(0, 1),
     "rows in heads": lambda x: x.reshape(B * T, D).view(B, T, H, 2).transpose(1, 2),
+    "batch times heads": lambda x: x.transpose(0, 1).reshape(T, BH, 2).transpose(0, 1),
     "batch times heads, split": lambda x: x.transpose(0, 1).reshape(T, BH, 2).transpose(0, 1).view(B, H, T, 2),
     "batch times heads from heads": lambda x: heads(x).reshape(BH, T, 2),
     "heads times batch": lambda x: heads(x).transpose(0, 1).reshape(H * B, T, 2),
     "heads joined": lambda x: heads(x).permute(2, 0, 1, 3).contiguous().view(T * B, D),
     "projection": lambda x: x.unflatten(-1, (2, 2)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()[1],
+    "unsqueezed in front": lambda x: x.unsqueeze(0),
+    "unsqueezed in the middle": lambda x: x.unsqueeze(1).unsqueeze(3),
     "unsqueezed and expanded": lambda x: x.unsqueeze(2).expand(B, T, 3, D),
+    "squeezed": lambda x: x.unsqueeze(0).transpose(0, 3).squeeze(3),
+    "squeezed anywhere": lambda x: x.view(B, 1, T, 1, D).squeeze(),
     "squeezed in several": lambda x: x.view(B, 1, T, 1, D).squeeze((1, 3)),
     "everything in one": lambda x: x.flatten(),
+    "features by time": lambda x: x.flatten(1),
     "last time": lambda x: x.transpose(0, 1)[-1],
     "first of heads": lambda x: heads(x)[:, :, 0],
+    "some times": lambda x: heads(x)[:, :, 1:4],
     "one sequence": lambda x: heads(x)[1],
     "times unbound": lambda x: x.transpose(0, 1).unbind(),
     "stacked in front": lambda x: torch.stack([x, x.exp()]),
@@ -227,6 +294,7 @@ VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "joined with nothing": lambda x: torch.cat([torch.tensor([]).double(), heads(x)], -2),
     "rows joined with nothing": lambda x: torch.cat([x, torch.tensor([]).double()], 1),
     "split unsafely": lambda x: [*x.unsafe_chunk(2, -1), *heads(x).unsafe_split_with_sizes([1, 1], 1)],
+    "matrix of time and features": lambda x: x[..., 0].t().exp(),
     "token of indices": lambda x: x[..., 0].unsqueeze(-1) * x,
     "time first, with a plain one": lambda x: x.transpose(0, 1) + plain(T, 1, D),
     "rows, with a plain one": lambda x: x.view(-1, D) * plain(B * T, D) + plain(D),
@@ -240,12 +308,16 @@ VIEWS: dict[str, Callable[[Tensor], Any]] = {
 # What has no form on a view runs with the sparse dimensions first. P4 asks reductions, scans and sorts of batches with
 # time in front ("time_first_packed").
 AFTER_VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "several at once": lambda x: heads(x).sum((1, 2)),
     "norms of heads, kept": lambda x: heads(x).norm(dim=-1, keepdim=True) * heads(x),
+    "features of rows": lambda x: x.transpose(0, 1).reshape(T * B, D).amax(-1),
+    "heads in front, over time": lambda x: heads(x).transpose(0, 1).sum(2),
     "largest of heads": lambda x: heads(x).max(2).values,
     "batch times heads over time": lambda x: x.transpose(0, 1).reshape(T, BH, 2).var(0),
     "stacked with other rows": lambda x: torch.stack([x[..., 0], x[..., 1].flip(1)], 1),
     "stacked in depth with other rows": lambda x: torch.dstack([x[..., 0], x[..., 1].flip(1)]),
     "turned": lambda x: [x.without_extent()[..., 0].rot90(k) for k in range(4)],
+    "scan of heads": lambda x: heads(x).cumsum(2),
     "loss, time first": lambda x: F.cross_entropy(x.transpose(0, 1).reshape(-1, D), CLASSES.t().reshape(-1)),
     "rows chosen": lambda x: x.view(-1, D)[torch.tensor([0, 7, 7])],
     "another split": lambda x: x.view(-1, D).view(T, B, D),
@@ -273,6 +345,18 @@ def test_after_a_view(name: str, kind: str) -> None:
 @pytest.mark.parametrize(("seed", "sizes"), [(0, (5, 6)), (0, (1, 1)), (4, (1, 1)), (10, (1, 1)), (10, (1, 6))])
 def test_a_sequence_of_views(seed: int, sizes: tuple[int, int]) -> None:
     check_random_views(seed, sizes)
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_copies_and_files_of_views(name: str) -> None:
+    x = MERGED[name](batch("holes", D).to_packed()).clone()
+    buffer = io.BytesIO()
+    torch.save(x, buffer)
+    buffer.seek(0)
+    for again in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), torch.load(buffer, weights_only=True)):
+        assert again.storage_layout is torch.jagged
+        same(again, x)
+        same(again.exp() + x, x.exp() + x)
 
 
 @pytest.mark.parametrize("name", MERGED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import masked_dispatch as md
-from packed_batches import KINDS, B, Block, D, H, T, alike, batch, heads, plain, same
+from packed_batches import CLASSES, KINDS, B, Block, D, H, T, alike, batch, heads, plain, same
 
 # --------------------------------------------------------------------------------------------------------- attention
 
@@ -100,12 +101,17 @@ def test_attention_of_grouped_queries():
 
 
 TURNED: dict[str, Callable[[Tensor], Any]] = {
+    "there and back": lambda x: heads(x).exp().transpose(1, 2),
     "stays": lambda x: heads(x).exp() * heads(x) + plain(H, 1, 2),
+    "three at once": lambda x: x.view(B, T, 2, H, 1).permute(2, 0, 3, 1, 4).unbind(0),
+    "one of three": lambda x: x.view(B, T, 2, H, 1).permute(2, 0, 3, 1, 4)[1],
     "norms of heads": lambda x: F.rms_norm(heads(x), (2,), plain(2)),
     "linear of heads": lambda x: F.linear(heads(x), plain(3, 2)),
     "softmax of heads": lambda x: heads(x).softmax(-1),
     "rotated": lambda x: torch.cat([-heads(x)[..., 1:], heads(x)[..., :1]], -1) * plain(T, 2),
+    "unsqueezed": lambda x: heads(x).unsqueeze(1),
     "heads repeated": lambda x: heads(x)[:, :, None].expand(B, H, 3, T, 2).reshape(B, 3 * H, T, 2),
+    "heads divided": lambda x: heads(x).reshape(B, 1, H, T, 1, 2),
     "turned by position": lambda x: heads(x) * plain(B, T, 2).unsqueeze(1),
     "dropout": lambda x: F.dropout(heads(x), 0.3),
 }
@@ -151,3 +157,27 @@ def test_a_transformer_block_never_leaves_the_rows(kind, causal):
 
     found = alike(run, [batch(kind, D)], parameters)
     assert found[0].storage_layout is torch.jagged
+
+
+def test_torchs_own_multihead_attention():
+    torch.manual_seed(3)
+    module = nn.MultiheadAttention(D, H, batch_first=True).double()
+    x = batch("padding", D)
+    for found, expected in zip(module(*[x.to_packed()] * 3), module(x, x, x), strict=True):
+        same(found, expected)
+
+
+def test_a_model_learns_from_packed_batches_what_it_learns_from_padded_ones():
+    torch.manual_seed(3)
+    models = [nn.Sequential(Block(D, H), nn.Linear(D, D)).double()]
+    models.append(copy.deepcopy(models[0]))
+    x = batch("padding", D)
+    for model, given in zip(models, (x, x.to_packed()), strict=True):
+        torch.manual_seed(4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(given).view(-1, D), CLASSES.view(-1)).backward()
+            optimizer.step()
+    for a, b in zip(*(m.parameters() for m in models), strict=True):
+        torch.testing.assert_close(a, b)

@@ -198,6 +198,13 @@ def test_there_is_no_address() -> None:
         X.data_ptr()
 
 
+def test_dlpack_cannot_carry_a_mask() -> None:
+    with pytest.raises(md.InvalidValueError, match="DLPack of a masked tensor"):
+        torch.from_dlpack(X)
+    with pytest.raises(md.InvalidValueError, match=r"to_dlpack\(\) of a masked tensor"):
+        torch.utils.dlpack.to_dlpack(X)
+
+
 @pytest.mark.parametrize(
     "value, said",
     [
