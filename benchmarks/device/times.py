@@ -87,9 +87,13 @@ def figures(
 ) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
     """Each figure by name; first those that compile nothing, then one of each that does."""
     n = sizes["rows"]
-    for compiled, backward in ((False, False), (False, True), (True, False), (True, True)):
+
+    def block(backward: bool, compiled: bool = False) -> tuple[str, Callable[[], Iterator[Row]]]:
         ways = {"backward": backward, "compiled": compiled}
-        yield "R10", lambda ways=ways: of_block(device, sizes["dtype"], rates["operations"], clock, **ways)
+        return "R10", lambda: of_block(device, sizes["dtype"], rates["operations"], clock, **ways)
+
+    yield block(False)
+    yield block(True)
     for model in training.MODELS:
         yield f"R14 {model}", lambda model=model: of_training(model, device, rates["operations"], clock)
     yield "R4", lambda: of_chain(n, device, rates["bytes"], clock)
@@ -99,6 +103,8 @@ def figures(
         if name == first[0]:
             model = next(iter(training.MODELS))
             yield f"R15 {model}", lambda model=model: of_training(model, device, rates["operations"], clock, True)
+            yield block(False, compiled=True)
+            yield block(True, compiled=True)
 
 
 def of_chain(n: int, device: str, rate: float, clock: Clock) -> Iterator[Row]:
