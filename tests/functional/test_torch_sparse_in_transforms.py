@@ -101,7 +101,7 @@ FUNCTIONS = {
     "WithPlainGradient": "torch.masked, whose tensor is made behind it, refuses transforms by functions of its own",
     "SumOverRanks": _RANKS,
     "Replicated": _RANKS,
-    "Differentiable": _RANKS,
+    "OfSparse": _RANKS,
     "Fill": _AT_ONCE,
     "_Spmm": _AT_ONCE,
     "_Sddmm": _AT_ONCE,
