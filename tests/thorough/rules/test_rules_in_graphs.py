@@ -14,6 +14,9 @@ from recurrent_networks import hidden, network, states, steps
 from recurrent_networks import shown as filled
 from three_numbers import rows_and_classes, shown, some, without_second_row
 
+# Other tests compile torch's own functions, too: a function may be compiled eight times.
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 
 @pytest.fixture
 def adaptive() -> tuple[nn.Module, Tensor, Tensor]:
@@ -42,7 +45,6 @@ def test_compiled_where_torch_compiles_recurrent_networks(name):
     torch.manual_seed(0)
     model = network(name, bidirectional=True)
     data, mask = steps()
-    torch.compiler.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     for x in (data, hidden(data, mask)):
         with pytest.raises(torch._dynamo.exc.Unsupported, match="Dynamo does not support RNN, GRU, or LSTM"):
