@@ -180,11 +180,13 @@ def with_memory_tokens() -> nn.Module:
     )
 
 
-ask("x_transformers:Encoder", as_="Encoder, rotary", rotary_pos_emb=True, exact=False, **SMALL)
-ask("x_transformers:Decoder", as_="Decoder, selective, T5 bias", attn_selective=True, rel_pos_bias=True, **SMALL)
-ask("x_transformers:Decoder", as_="Decoder, ALiBi, shifted", alibi_pos_bias=True, shift_tokens=1, **SMALL)
-ask("x_transformers:CrossAttender", inputs=PAIR, run=lambda made, x, y: made(x, context=y), **SMALL)
-ask_as("x_transformers", "ContinuousTransformerWrapper, memory tokens", with_memory_tokens)
+# (Their softmax computes in float32.)
+ROUNDED: dict[str, Any] = {**SMALL, "exact": False}
+ask("x_transformers:Encoder", as_="Encoder, rotary", rotary_pos_emb=True, **ROUNDED)
+ask("x_transformers:Decoder", as_="Decoder, selective, T5 bias", attn_selective=True, rel_pos_bias=True, **ROUNDED)
+ask("x_transformers:Decoder", as_="Decoder, ALiBi, shifted", alibi_pos_bias=True, shift_tokens=1, **ROUNDED)
+ask("x_transformers:CrossAttender", inputs=PAIR, run=lambda made, x, y: made(x, context=y), **ROUNDED)
+ask_as("x_transformers", "ContinuousTransformerWrapper, memory tokens", with_memory_tokens, ("steps",), 1, 1, False)
 
 # other kinds of attention ---------------------------------------------------------------------------------------------
 
