@@ -242,7 +242,10 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
         there = where_all(depends)
         index = index_along(dim, there.shape[dim], there.ndim, there.device)
         prefix = as_int8(index < there.sum(dim, keepdim=True, dtype=torch.int64))
-        kept = [*without(record, [dim]), _joint(depends, prefix).knowing(dim, _in_front(depends, dim))]
+        joint = _joint(depends, prefix)
+        if numbers_positions(joint.along[dim]):  # (samples in another order are no positions)
+            joint = joint.knowing(dim, _in_front(depends, dim))
+        kept = [*without(record, [dim]), joint]
     is_mask = only_padded(records_of(call))
 
     def of_result(result: AnyRecord, _: Any) -> Any:

@@ -380,3 +380,13 @@ def test_samples_that_lie_at_different_places_are_taken_apart_again(second: list
     ):
         for found, row in zip(taken, rows, strict=True):
             md.testing.assert_close(found, row, check_extent=True)
+
+
+def test_stacked_batches_in_another_order_number_no_positions() -> None:
+    """Sums of a sample without positions are 0, also where its two channels, parts of two batches, were sorted."""
+    lengths = torch.tensor([2, 0])
+    a, b = (md.from_lengths(torch.full((2, 2), value), lengths) for value in (3.0, 1.0))
+    in_order = torch.stack([a, b], 1).sort(1)[0]
+    assert in_order.to_tensor(0).tolist() == [[[1, 1], [3, 3]], [[0, 0], [0, 0]]]
+    means = in_order.mean(2, keepdim=True).expand_as(in_order)
+    assert means.sum(2).to_tensor(-1).tolist() == [[2, 6], [0, 0]]
