@@ -19,7 +19,7 @@ becomes of it in a call follows from the dimensions that the operator's rule sta
     factors     the factors of a record's extent, and the algebra of their booleans
 """
 
-from op_registry.extents.factors import along_dim, factors_of, there
+from op_registry.extents.factors import along_dim, factors_of, first_known, there
 from op_registry.extents.follow import with_factors, without
 from op_registry.extents.joins import of_lengths
 from op_registry.extents.remembered import finished
@@ -35,6 +35,7 @@ __all__ = [
     "as_positions",
     "factors_of",
     "finished",
+    "first_known",
     "keeps_all",
     "maybe_empty",
     "of_lengths",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from op_registry.bound import Bound
-from op_registry.dimensions.labels import Dimension, Label, Labels, Window
+from op_registry.dimensions.labels import Labels, Window
 from op_registry.dimensions.movements import Moved
 from op_registry.dimensions.sizes import known_to_hold
 from op_registry.errors import MaskedSemanticsError
@@ -44,7 +43,7 @@ from op_registry.extents.follow import (
     without,
 )
 from op_registry.extents.found import with_count
-from op_registry.extents.meetings import carried, check_holds, combined
+from op_registry.extents.meetings import check_holds, combined
 from op_registry.extents.slices import hand_on, keeps_all
 from op_registry.records.dense import Dense
 from op_registry.records.extent import (
@@ -60,7 +59,6 @@ from op_registry.records.extent import (
     numbers_positions,
     without_order,
 )
-from op_registry.records.layout import reshape_validity
 from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect
 from op_registry.rule import InsideRule, Rule, Run
@@ -279,20 +277,7 @@ def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     if through:
         return _through_channels(call.with_(**{name: record}), labels, name, through, run)
     padded = only_padded(records_of(call))
-    lead = record.shape[: record.ndim - len(along)]
-    by_itself = len(call.tensors) == 1 and all(labels.role_of(d) is None for d in dims[: len(lead)])
-    if by_itself and (
-        len(lead) == 1 or any(f.along[d] is not None for f in factors_of(record) for d in range(1, len(lead)))
-    ):
-        apart: tuple[Dimension, ...] = tuple(range(record.ndim))
-        merged = (tuple(range(len(lead))), *apart[len(lead) :]) if len(lead) > 1 else apart
-        flat = _with_channel(_reshaped(record, (math.prod(lead), *record.shape[len(lead) :]), apart, merged))
-        result = for_each(
-            call.with_(**{name: flat}).run(rule),
-            lambda r: _reshaped(_without_channel(r), (*lead, *r.shape[2:]), merged, apart),
-        )
-    else:
-        result = call.with_(**{name: record}).run(rule)
+    result = call.with_(**{name: record}).run(rule)
     # Every window of a sample's own has a result, and no other has: where nothing is missing, that is the mask.
     return for_each(result, lambda r: _counted(r, along, padded))
 
@@ -346,32 +331,6 @@ def _counted(result: Dense, dims: Sequence[int], is_mask: bool) -> Dense:
     if is_mask and len(factors) == 1 and result.validity is not None:
         hand_on(factors[0].there, result.validity)
     return Dense(result.data, result.validity, extent_of(factors, is_mask))
-
-
-def _with_channel(record: Dense) -> Dense:
-    """The record with one channel, in dimension 1. (Sizes do not tell it from samples of one position.)"""
-    factors = [f.moved((f.along[0], None, *f.along[1:]), lambda t: t.unsqueeze(1)) for f in factors_of(record)]
-    return _like(record, record.map(lambda t: t.unsqueeze(1)), factors)
-
-
-def _without_channel(record: Dense) -> Dense:
-    """The record without its one channel."""
-    factors = [f.moved((f.along[0], *f.along[2:]), lambda t: t.squeeze(1)) for f in factors_of(record)]
-    return _like(record, record.map(lambda t: t.squeeze(1)), factors)
-
-
-def _like(record: Dense, moved: Dense, factors: Sequence[Factor]) -> Dense:
-    is_mask = record.extent is not None and record.extent.is_mask
-    return Dense(moved.data, moved.validity, extent_of(factors, is_mask))
-
-
-def _reshaped(record: Dense, size: Sequence[int], dims: Sequence[Dimension], new: Sequence[Dimension]) -> Dense:
-    """The same elements in other sizes: `dims` and `new` number the dimensions, of which one is merged of several."""
-    validity = record.validity
-    sizes: dict[Label, int] = dict(enumerate(size if len(size) > record.ndim else record.shape))
-    factors = [f for factor in factors_of(record) if (f := carried(factor, dims, new, sizes)) is not None]
-    v = None if validity is None else reshape_validity(validity, record.shape, size)
-    return _like(record, Dense(record.data.reshape(size), v), factors)
 
 
 def _croppable(call: Bound, record: Dense, dim: int, strided: bool) -> Dense:

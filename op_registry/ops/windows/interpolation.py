@@ -228,12 +228,12 @@ def im2col(x: Dense, kernel_size: Sizes, dilation: Sizes, padding: Sizes, stride
     options = zip(x.shape[-2:], kernel_size, dilation, padding, stride, strict=True)
     windows = [Geometry((size + 2 * p - d * (k - 1) - 1) // s + 1, k, s, p, p, d) for size, k, d, p, s in options]
     each = [w.of_crop(box) for w, box in zip(windows, crops(x, 2), strict=True)]
-    there = per_sample(each, x)
+    there = per_sample(each)
     firsts = [next((along[d] for along in known if along[d] is not None), None) for d in (-2, -1)]
     for n, (w, own) in enumerate(zip(windows, each, strict=True)):
         dim = x.ndim - 2 + n
         if (along := firsts[n]) is not None:
-            firsts[n] = numbered_after(x, dim, w, as_int8(placed(own, x, dim, x.ndim - 2)), along)
+            firsts[n] = numbered_after(x, dim, w, as_int8(placed(own, n, 2)), along)
     parts = [(w.out, part) for w, part in zip(windows, firsts, strict=True) if part is not None or w.out != 1]
     merged = parts[0][1] if len(parts) == 1 else extents.Merged(tuple(parts))
     of_windows = extents.Factor((*known[0][:-3], None, merged), as_int8(there.flatten(-2)))

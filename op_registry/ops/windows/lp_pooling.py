@@ -58,7 +58,7 @@ def share_of_window(
         c = Bound.of(None, op, (x, *window), {})
         along = padding_of_samples.pooling_windows(c, total.shape[-spatial:])
         boxes = crops(x, spatial)
-        count = per_sample([w.with_padding(box) for w, box in zip(along, boxes, strict=True)], x)
+        count = per_sample([w.with_padding(box) for w, box in zip(along, boxes, strict=True)])
         sizes = torch.where(count > 0, count, 1).to(x.dtype)  # a window beyond the box has no elements, and is invalid
     else:
         total = by_rule(op, x, *window)

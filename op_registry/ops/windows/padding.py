@@ -144,14 +144,14 @@ def avg_pool(c: Bound) -> Dense:
     if c.named.get("divisor_override") is not None:
         return Dense(averaged(average, self, spatial, divide=False).data, validity, found.extent)
     # The kernel divides by the number of the window's elements in the batch, plus the batch's padding if that counts.
-    batch = [Crop(box.start.new_zeros(1), box.start.new_full((1,), box.size), box.size) for box in boxes]
+    batch = [whole_of(self, d, spatial) for d in range(-spatial, 0)]
     counted = Geometry.with_padding if c.count_include_pad else Geometry.elements
-    divisor = per_sample([counted(window, whole) for window, whole in zip(windows, batch, strict=True)], self)
+    divisor = per_sample([counted(window, whole) for window, whole in zip(windows, batch, strict=True)])
     divisor = divisor.to(mask.dtype)
     count = torch.round(valid_share * divisor)
     if c.count_include_pad:
-        with_padding = per_sample([window.with_padding(box) for window, box in along], self)
-        count = count + (with_padding - per_sample([window.elements(box) for window, box in along], self))
+        with_padding = per_sample([window.with_padding(box) for window, box in along])
+        count = count + (with_padding - per_sample([window.elements(box) for window, box in along]))
     data = average(self.filled(0).to(mask.dtype))
     mean = data * divisor / torch.where(as_bool(validity), count, 1).to(mask.dtype)
     if not self.dtype.is_floating_point:
@@ -187,15 +187,11 @@ def adaptive_avg_pool(op: OpOverload, self: Dense, output_size: Sizes) -> Dense:
     spatial = spatial_dims(op)
     mask = numeric_validity(self, spatial)
     total, count = self.filled(0).to(mask.dtype), mask
-    if self.ndim == spatial + 1:
-        total, count = total.unsqueeze(0), count.unsqueeze(0)
-    for d, (box, out) in enumerate(zip(crops(self, spatial), per_dim(output_size, spatial), strict=True)):
+    for d, (box, out) in enumerate(zip(crops(self, spatial), per_dim(output_size, spatial), strict=True), -spatial):
         index, inside = adaptive_bins(box, out)
-        total = gather_bins(total, 2 + d, index, inside, 0).sum(-1)
-        count = gather_bins(count, 2 + d, index, inside, 0).sum(-1)
+        total = gather_bins(total, d, index, inside, 0).sum(-1)
+        count = gather_bins(count, d, index, inside, 0).sum(-1)
     mean = total / torch.where(count > 0, count, 1)
-    if self.ndim == spatial + 1:
-        mean, count = mean.squeeze(0), count.squeeze(0)
     if not self.dtype.is_floating_point:
         mean = whole(mean)
     return in_bins(mean.to(self.dtype), self, as_int8(count > 0), spatial)
@@ -208,17 +204,13 @@ def adaptive_max_pool(op: OpOverload, self: Dense, output_size: Sizes) -> tuple[
     """The greatest valid element of each bin of the sample's box, and its index in a plane of the batch."""
     spatial = spatial_dims(op)
     data, valid = self.filled(lowest(self.dtype)), numeric_validity(self, spatial)
-    if self.ndim == spatial + 1:
-        data, valid = data.unsqueeze(0), valid.unsqueeze(0)
-    sizes = data.shape[2:]
+    sizes = data.shape[-spatial:]
     position = torch.arange(math.prod(sizes), device=data.device).reshape(sizes).expand(data.shape)
-    for d, (box, out) in enumerate(zip(crops(self, spatial), per_dim(output_size, spatial), strict=True)):
+    for d, (box, out) in enumerate(zip(crops(self, spatial), per_dim(output_size, spatial), strict=True), -spatial):
         index, inside = adaptive_bins(box, out)
-        data, chosen = gather_bins(data, 2 + d, index, inside, lowest(self.dtype)).max(-1)
-        position = gather_bins(position, 2 + d, index, inside, 0).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
-        valid = gather_bins(valid, 2 + d, index, inside, 0).amax(-1)
-    if self.ndim == spatial + 1:
-        data, position, valid = data.squeeze(0), position.squeeze(0), valid.squeeze(0)
+        data, chosen = gather_bins(data, d, index, inside, lowest(self.dtype)).max(-1)
+        position = gather_bins(position, d, index, inside, 0).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+        valid = gather_bins(valid, d, index, inside, 0).amax(-1)
     validity = as_int8(valid > 0)
     return in_bins(data, self, validity, spatial), in_bins(position, self, validity, spatial)
 
@@ -257,14 +249,15 @@ def reads_beyond_the_box(op: OpOverload, self: Dense, *arguments: Any) -> Any:
 # ---------------------------------------------------------- samples cropped to the bounding box of their valid elements
 
 # A crop consists, for each windowed dimension, of the first index and the length of each sample's box. All tensors here
-# are (samples, …), with a single sample if all share a mask. The box of a sample without valid elements has length 0.
+# begin with the dimensions before the windows, of size 1 where all share a box. The box of a sample without valid
+# elements has length 0.
 
 
 @dataclass(frozen=True)
 class Crop:
     """Each sample's box along one dimension.
 
-    start, length  (samples,) int64
+    start, length  (*lead,) int64: of the dimensions before the windows
     size           of the dimension in the batch
     """
 
@@ -277,56 +270,49 @@ class Crop:
         return self.start + self.length
 
 
+def whole_of(x: Dense, dim: int, spatial: int) -> Crop:
+    """All of a dimension of windows, counted from the last."""
+    start = torch.zeros([1] * (x.ndim - spatial), dtype=torch.int64, device=x.device)
+    return Crop(start, start + x.shape[dim], x.shape[dim])
+
+
 def crops(x: Dense, spatial: int) -> list[Crop]:
-    """The box of each sample of (N, C, *spatial), over all channels, by dimension; (C, *spatial) is one sample.
+    """The box of each sample of (…, C, *spatial), over all channels, by dimension.
 
     The box of a tensor that knows which positions are there is that of these; of others, of the valid elements.
     """
     if x.extent is not None:
-        if x.ndim == spatial + 1 and any(factor.along[0] is not None for factor in extents.factors_of(x)):
-            raise MaskedSemanticsError(
-                f"windows over a tensor of shape {tuple(x.shape)} without a dimension of samples: which of its "
-                "positions are there depends on its channels. Put the samples first, x.unsqueeze(1); or treat what is "
-                "not there as missing values instead, x.without_extent()."
-            )
-        return [crop_of_extent(x, x.ndim - spatial + d, size) for d, size in enumerate(x.shape[-spatial:])]
+        return [crop_of_extent(x, d, spatial) for d in range(-spatial, 0)]
     valid = aligned_validity(x)
     assert valid is not None
-    sizes = x.shape[-spatial:]
-    batched = as_bool(valid).expand(*valid.shape[:-spatial], *sizes)
-    batched = (batched if x.ndim > spatial + 1 else batched.unsqueeze(0)).any(1)
-    boxes = []
-    for d in range(spatial):
-        others = [1 + other for other in range(spatial) if other != d]
-        along = batched.any(others) if others else batched
-        boxes.append(_box(along))
-    return boxes
+    valid = as_bool(valid).expand(*valid.shape[:-spatial], *x.shape[-spatial:]).any(-spatial - 1, keepdim=True)
+    others = [[d for d in range(-spatial, 0) if d != dim] for dim in range(-spatial, 0)]
+    return [_box(valid.any(dims) if dims else valid) for dims in others]
 
 
-def crop_of_extent(x: Dense, dim: int, size: int) -> Crop:
-    """The positions that are there along one dimension, which follow one another."""
+def crop_of_extent(x: Dense, dim: int, spatial: int) -> Crop:
+    """The positions that are there along one dimension, counted from the last, which follow one another."""
     there = extents.along_dim(x, dim)
     if there is None:
-        everywhere = torch.zeros(1, dtype=torch.int64, device=x.device)
-        return Crop(everywhere, everywhere + size, size)
-    along = as_bool(there).movedim(dim, -1)
-    if any(s != 1 for s in along.shape[1:-1]) or (along.shape[0] != 1 and dim == 0):
+        return whole_of(x, dim, spatial)
+    others = [d for d in range(-spatial, 0) if d != dim]
+    if any(there.shape[d] != 1 for d in others):
         raise MaskedSemanticsError(
-            f"windows along dimension {dim} of a tensor of shape {tuple(x.shape)}: which positions of it are there "
-            "depends on other dimensions than the first one, so that the samples are no boxes. Treat what is not there "
-            "as missing values instead, x.without_extent()."
+            f"windows along dimension {x.ndim + dim} of a tensor of shape {tuple(x.shape)}: which positions of it are "
+            "there depends on other dimensions of the windows, so that the samples are no boxes. Treat what is not "
+            "there as missing values instead, x.without_extent()."
         )
-    if along.ndim > 2:
-        along = along.squeeze(tuple(range(1, along.ndim - 1)))
-    return _box(along) if size else Crop(along.sum(1), along.sum(1), size)
+    return _box(as_bool(there).squeeze(others) if others else as_bool(there))
 
 
 def _box(along: Tensor) -> Crop:
-    """From the first to the last index of each sample, of a bool (samples, size)."""
-    size = along.shape[1]
+    """From the first to the last index of each sample, of a bool (*lead, size)."""
+    size = along.shape[-1]
+    if not size:
+        return Crop(along.sum(-1), along.sum(-1), size)
     index = torch.arange(size, device=along.device)
-    first = torch.where(along, index, size).amin(1)
-    last = torch.where(along, index, -1).amax(1)
+    first = torch.where(along, index, size).amin(-1)
+    last = torch.where(along, index, -1).amax(-1)
     return Crop(torch.where(last < 0, 0, first), torch.where(last < 0, 0, last - first + 1), size)
 
 
@@ -335,23 +321,22 @@ def cropped_result(data: Tensor, along: Along, x: Dense, valid: Tensor | None) -
     validity = as_int8(crop_validity(along, x, valid))
     if x.extent is None:
         return Dense(data, validity)
-    spatial = len(along)
-    lead = x.ndim - spatial
+    lead = x.ndim - len(along)
     factors = list(extents.without(x, range(lead, x.ndim)))
     for d, (window, box) in enumerate(along):
-        known = [f.along for f in extents.factors_of(x) if f.along[lead + d] is not None]
-        if known:
-            after = as_int8(placed(window.of_crop(box), x, lead + d, lead))
-            numbered = numbered_after(x, lead + d, window, after, known[0][lead + d])
-            factors.append(extents.Factor(known[0], after).knowing(lead + d, numbered))
+        dim = lead + d
+        own = [f for f in extents.factors_of(x) if f.along[dim] is not None]
+        if own:
+            known, after = extents.first_known(own), as_int8(placed(window.of_crop(box), d, len(along)))
+            numbered = numbered_after(x, dim, window, after, known[dim])
+            factors.append(extents.Factor(known, after).knowing(dim, numbered))
     return extents.finished(extents.with_factors(Dense(data, validity), factors, padded=False, grows=False))
 
 
-def placed(there: Tensor, x: Dense, dim: int, lead: int) -> Tensor:
-    """A boolean (samples, out) in the dimensions of a result: the first, if it numbers samples, and `dim`."""
-    shape = [1] * x.ndim
-    shape[0 if lead > 1 else dim], shape[dim] = there.shape
-    return there.reshape(shape)
+def placed(along: Tensor, window: int, windows: int) -> Tensor:
+    """A tensor (*lead, out), of one of several dimensions of windows, in the dimensions of the result."""
+    out = along.shape[-1]
+    return along.reshape(*along.shape[:-1], *(out if d == window else 1 for d in range(windows)))
 
 
 def numbered_after(x: Dense, dim: int, window: Geometry | TransposedGeometry, after: Tensor, along: Any) -> Any:
@@ -363,17 +348,12 @@ def numbered_after(x: Dense, dim: int, window: Geometry | TransposedGeometry, af
     return extents.maybe_empty(numbered)
 
 
-def per_sample(along: Sequence[Tensor], x: Dense) -> Tensor:
-    """The outer product of tensors (samples, out), one for each dimension: (samples, 1, *out), aligned with `x`'s data.
-
-    It has no dimension of samples if `x` has none.
-    """
-    spatial = len(along)
-    parts = [t.reshape(t.shape[0], 1, *(-1 if d == own else 1 for d in range(spatial))) for own, t in enumerate(along)]
-    product = parts[0]
-    for part in parts[1:]:
+def per_sample(along: Sequence[Tensor]) -> Tensor:
+    """The outer product of tensors (*lead, out), one for each dimension of the windows: (*lead, *out)."""
+    product, *others = (placed(t, window, len(along)) for window, t in enumerate(along))
+    for part in others:
         product = product & part if product.dtype is torch.bool else product * part
-    return product if x.ndim > spatial + 1 else product.squeeze(0)
+    return product
 
 
 @dataclass(frozen=True)
@@ -409,7 +389,7 @@ class Geometry:
         return first[:, None] + torch.arange(self.kernel, device=device) * self.dilation
 
     def of_crop(self, crop: Crop) -> Tensor:
-        """(samples, out) bool: the windows that torch's size formula gives the crop.
+        """(*lead, out) bool: the windows that torch's size formula gives the crop.
 
         If a box begins between two strides, these are the batch's windows that lie within the padded crop.
         """
@@ -420,20 +400,20 @@ class Geometry:
             count = count - ((count - 1) * self.stride >= crop.length + self.before).to(count.dtype)
             room = torch.maximum(room, (count - 1) * self.stride)
         first = torch.arange(self.out, device=crop.start.device) * self.stride
-        begins, ends = crop.start[:, None], (crop.start + room)[:, None]
-        return (first >= begins) & (first <= ends) & (crop.length > 0)[:, None]
+        begins, ends = crop.start[..., None], (crop.start + room)[..., None]
+        return (first >= begins) & (first <= ends) & (crop.length > 0)[..., None]
 
     def elements(self, crop: Crop) -> Tensor:
-        """(samples, out): how many taps of each window are in the box."""
+        """(*lead, out): how many taps of each window are in the box."""
         return self._count(crop.start, crop.stop, crop)
 
     def with_padding(self, crop: Crop) -> Tensor:
-        """(samples, out): how many are in the box or in the crop's own padding."""
+        """(*lead, out): how many are in the box or in the crop's own padding."""
         return self._count(crop.start - self.before, crop.stop + self.after, crop)
 
     def _count(self, low: Tensor, high: Tensor, crop: Crop) -> Tensor:
         taps = self.taps(crop.start.device)
-        inside = (taps >= low[:, None, None]) & (taps < high[:, None, None])
+        inside = (taps >= low[..., None, None]) & (taps < high[..., None, None])
         return inside.sum(-1)
 
 
@@ -457,20 +437,20 @@ class TransposedGeometry:
         return (length - 1) * self.stride + span + 1
 
     def of_crop(self, crop: Crop) -> Tensor:
-        """(samples, out) bool: the outputs that torch's size formula gives the crop."""
+        """(*lead, out) bool: the outputs that torch's size formula gives the crop."""
         first = crop.start * self.stride
         span = self.dilation * (self.kernel - 1) + self.output_padding - 2 * self.padding
         count = (crop.length - 1) * self.stride + span + 1
         index = torch.arange(self.out, device=crop.start.device)
-        return (index >= first[:, None]) & (index < (first + count)[:, None]) & (crop.length > 0)[:, None]
+        return (index >= first[..., None]) & (index < (first + count)[..., None]) & (crop.length > 0)[..., None]
 
     def elements(self, crop: Crop) -> Tensor:
-        """(samples, out): how many elements of the box each output reads; 0 in the gaps between strides."""
+        """(*lead, out): how many elements of the box each output reads; 0 in the gaps between strides."""
         position = torch.arange(self.out, device=crop.start.device)[:, None] + self.padding
         source = position - torch.arange(self.kernel, device=crop.start.device) * self.dilation
         index = torch.div(source, self.stride, rounding_mode="floor")
         reads = (source >= 0) & (source % self.stride == 0)
-        inside = (index >= crop.start[:, None, None]) & (index < crop.stop[:, None, None]) & reads
+        inside = (index >= crop.start[..., None, None]) & (index < crop.stop[..., None, None]) & reads
         return inside.sum(-1)
 
 
@@ -479,15 +459,15 @@ Along = Sequence[tuple[Geometry | TransposedGeometry, Crop]]
 
 
 def crop_validity(along: Along, x: Dense, valid: Tensor | None) -> Tensor:
-    """(samples, 1, *out) bool: the valid outputs.
+    """(*lead, *out) bool: the valid outputs.
 
     torch's size formula gives the crop such an output, and one of its taps is `valid` or none is in the box. `valid` is
     None if every tap in a box is valid.
     """
-    of_crop = per_sample([window.of_crop(box) for window, box in along], x)
+    of_crop = per_sample([window.of_crop(box) for window, box in along])
     if valid is None:
         return of_crop
-    nothing_read = per_sample([window.elements(box) for window, box in along], x) == 0
+    nothing_read = per_sample([window.elements(box) for window, box in along]) == 0
     return of_crop & (as_bool(valid) | nothing_read)
 
 
@@ -497,26 +477,28 @@ def crop_validity(along: Along, x: Dense, valid: Tensor | None) -> Tensor:
 def adaptive_bins(crop: Crop, out: int) -> tuple[Tensor, Tensor]:
     """The bins of adaptive pooling of each sample's box: indices into the batch, and which of them belong to the bin.
 
-    (samples, out, widest) int64 and bool
+    (*lead, out, widest) int64 and bool
     """
     widest = math.ceil(crop.size / out) + 1
     number = torch.arange(out, device=crop.start.device)
-    length = crop.length[:, None]
+    length = crop.length[..., None]
     first = torch.div(number * length, out, rounding_mode="floor")
     last = -torch.div(-(number + 1) * length, out, rounding_mode="floor")
     offset = torch.arange(widest, device=crop.start.device)
     inside = offset < (last - first)[..., None]
-    index = crop.start[:, None, None] + first[..., None] + offset
+    index = crop.start[..., None, None] + first[..., None] + offset
     return torch.where(inside, index, 0), inside
 
 
 def gather_bins(t: Tensor, dim: int, index: Tensor, inside: Tensor, outside: Number) -> Tensor:
-    """`t` (N, C, …) read along `dim` at (samples, out, widest); `outside` where an index doesn't belong to the bin.
+    """`t` (*lead, …) read along `dim`, counted from the last, at (*lead, out, widest); `outside` where an index doesn't
+    belong to the bin.
 
     `dim` becomes `out`, and the elements of a bin are added as the last dimension.
     """
-    samples, out, widest = index.shape
+    *lead, out, widest = index.shape
     moved = t.movedim(dim, -1)
-    aligned = (samples, *[1] * (moved.ndim - 2), out * widest)
-    read = moved.gather(-1, index.reshape(aligned).expand(*moved.shape[:-1], out * widest))
-    return torch.where(inside.reshape(aligned), read, outside).unflatten(-1, (out, widest)).movedim(-2, dim)
+    aligned = (*lead, *[1] * (moved.ndim - 1 - len(lead)), out * widest)
+    sizes = torch.broadcast_shapes(moved.shape[:-1], aligned[:-1])
+    read = moved.expand(*sizes, -1).gather(-1, index.reshape(aligned).expand(*sizes, -1))
+    return torch.where(inside.reshape(aligned), read, outside).unflatten(-1, (out, widest)).movedim(-2, dim - 1)
