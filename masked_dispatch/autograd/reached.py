@@ -211,7 +211,7 @@ class Call:
     def _moved_back(self, node: Any, grad: Tensor, reached: Tensor) -> dict[Operand, Tensor]:
         """What of each operand is reached, by the derivative of a call that moves or adds up elements."""
         edge, *_ = node.next_functions
-        ones = reached.expand(grad.shape).to(grad.dtype)
+        ones = _marked(reached.expand(grad.shape), grad)
         operands = [operand for operand in self.linked or [] if next_functions(operand.node)]
         edges = [GradientEdge(operand.node, 0) for operand in operands]
         with torch.enable_grad():
@@ -431,10 +431,16 @@ def what_views_reached(grads: Sequence[Tensor | None], masks: Sequence[Tensor | 
     for grad, validity in zip(grads, masks, strict=True):
         reached = None if grad is None else intersect(carried(grad), validity)
         if grad is not None and reached is not None:
-            found.append(reached.expand(grad.shape).to(grad.dtype))
+            found.append(_marked(reached.expand(grad.shape), grad))
         else:
-            found.append(None if grad is None else torch.ones(grad.shape, dtype=grad.dtype, device=grad.device))
+            found.append(None if grad is None else _marked(torch.ones(grad.shape, dtype=torch.int8, device=grad.device), grad))
     return found
+
+
+def _marked(reached: Tensor, grad: Tensor) -> Tensor:
+    """What a gradient reached in its dtype; in both parts of a complex number, which a view may take apart."""
+    marks = reached.to(grad.dtype)
+    return marks * (1 + 1j) if marks.is_complex() else marks
 
 
 def moved_back_by_view(reached: Sequence[Tensor | None]) -> Tensor:

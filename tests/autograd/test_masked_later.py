@@ -197,6 +197,19 @@ def test_what_is_reached_elsewhere_gets_its_gradient() -> None:
     torch.testing.assert_close(x.grad, torch.tensor([torch.inf, 0.5]))
 
 
+def test_both_parts_of_a_complex_number_are_reached() -> None:
+    """Sums of gradients keep those that come from its imaginary part alone: rotary embeddings by complex numbers."""
+    mask = torch.tensor([[True, True], [False, False]])
+    x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), mask, requires_grad=True)
+    h, k = x * 1, x * 1
+    (torch.view_as_real(torch.view_as_complex(h)) + k).sum().backward()
+    assert x.grad.to_tensor(0).tolist() == [[2, 2], [0, 0]]
+    re, im = (md.masked_tensor(torch.ones(2), mask[:, 0], requires_grad=True) for _ in range(2))
+    z = torch.cat([torch.complex(re * 1, im * 1), torch.complex(re * 1, im * 1)[:1]])
+    (z.real.sum() + z.imag.sum() + im.sum()).backward()
+    assert (re.grad.to_tensor(0).tolist(), im.grad.to_tensor(0).tolist()) == ([2, 0], [3, 0])
+
+
 def test_a_graph_run_twice_forgets_the_first_run() -> None:
     x = torch.tensor([0.0, 2.0], requires_grad=True)
     logarithm = md.as_masked_tensor(x, torch.tensor([True, True])).log()
