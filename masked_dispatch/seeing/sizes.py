@@ -251,6 +251,19 @@ class FunctionCall(NamedTuple):
         """Whether its results are as large as its arguments say, and no parts or views of what it takes."""
         return not self.tensors or self.name.startswith("new_")
 
+    @property
+    def numbers(self) -> tuple[Followed, ...]:
+        """The numbers from sizes that it gets."""
+        return tuple(numbers_in([self.args, self.kwargs]))
+
+    @property
+    def divides(self) -> bool:
+        """Whether it cuts a tensor into so many parts, at places that follow from its size."""
+        return self.name in _INTO_PARTS and isinstance(self.args[0], MaskedTensor)
+
+
+_INTO_PARTS = ("chunk", "unsafe_chunk", "tensor_split", "hsplit", "vsplit", "dsplit")
+
 
 class SamplesAlone:
     """Calls of functions that were given sizes, and what becomes of their results."""
@@ -272,7 +285,7 @@ class SamplesAlone:
             return
         if call.name in EXPORTS:
             self._note_export(call, result, line)
-        elif any(True for _ in numbers_in([call.args, call.kwargs])):
+        elif call.numbers or call.divides:
             sizes = {id(t): self._sizes(t) for t in call.tensors}
             count = None if call.writes and result is not None else _placed_by(call, result, sizes)
             if count is not None and line is not None:
@@ -298,7 +311,7 @@ class SamplesAlone:
         """Note which results have more than those of the same call for each sample alone; report those with less."""
         results = list(leaves(result))
         alone = {id(t): self._sizes(t) for t in call.tensors}
-        known = [n.alone for n in numbers_in([call.args, call.kwargs])]
+        known = [n.alone for n in call.numbers]
         known += [each for sizes in alone.values() for each in sizes.values()]
         kinds = {len(each) for each in known if len(each) > 1}
         samples = next(iter(kinds)) if len(kinds) == 1 else 1
@@ -314,7 +327,7 @@ class SamplesAlone:
             for d in range(tensor.ndim):
                 wanted = tuple(each[number][d] for each in shapes)
                 has = own.get(d, (tensor.shape[d],) * samples if makes else wanted)
-                if _is_less(has, wanted) and d in own and line is not None and len(results) == 1:
+                if _is_less(has, wanted) and d in own and line is not None and (len(results) == 1 or call.divides):
                     less = sum(int(w - h) for w, h in zip(wanted, has, strict=False) if h < w)
                     yield Origin(LESS, line, less * (tensor.numel() // max(1, tensor.shape[d] * len(has))))
                 if _is_less(wanted, has):
@@ -486,7 +499,7 @@ def _placed_by(call: FunctionCall, result: Any, sizes: Mapping[int, Mapping[int,
         return (result if isinstance(result, Tensor) else batch).numel()
     if type(result) is not Tensor or name.startswith(_DRAWN) or any(result is t for t in call.tensors):
         return None
-    samples = max(len(n.alone) for n in numbers_in([call.args, call.kwargs]))
+    samples = max(len(n.alone) for n in call.numbers)
     for index in range(samples):
         own = functools.partial(_alone, index=index, samples=samples, sizes=sizes)
         try:

@@ -147,6 +147,15 @@ def test_the_line_that_cuts_is_named() -> None:
     ]
 
 
+@pytest.mark.parametrize("halves", [lambda x: x.chunk(2, 1), lambda x: x.tensor_split(2, 1)])
+def test_parts_by_their_number_are_cut_at_the_batch_s_size(halves: Callable[[Any], Any]) -> None:
+    x = md.from_lengths(torch.ones(2, 6), torch.tensor([6, 3]))
+    assert findings_in(lambda: halves(x)[0].sum(1)) == [("cut short at size", 1), ("cut at size", 1)]
+    assert findings_in(lambda: halves(x)[1].sum(1)) == [("cut short at size", 1)]
+    assert findings_in(lambda: x.split(2, 1)[0].sum(1)) == []
+    assert findings_in(lambda: halves(x[:, :, None].expand(2, 6, 4).mT)[0].sum(2)) == []
+
+
 def test_positions_that_shorter_samples_lack_at_a_cut() -> None:
     assert advice_of(lambda: Y[:, Y.shape[1] // 2 :].mean(1)) == [
         "    a size that counts padding leaves shorter samples fewer positions than they would have alone: 16 elements",
