@@ -433,7 +433,9 @@ def what_views_reached(grads: Sequence[Tensor | None], masks: Sequence[Tensor | 
         if grad is not None and reached is not None:
             found.append(_marked(reached.expand(grad.shape), grad))
         else:
-            found.append(None if grad is None else _marked(torch.ones(grad.shape, dtype=torch.int8, device=grad.device), grad))
+            found.append(
+                None if grad is None else _marked(torch.ones(grad.shape, dtype=torch.int8, device=grad.device), grad)
+            )
     return found
 
 

@@ -33,14 +33,14 @@ from op_registry.dimensions.sizes import known_to_hold
 class Unknown(Dimensions):
     """Nothing is stated of the dimensions, for a reason.
 
-    reads   the operands of which it reads what is valid, and gives one result for all of it: each with the dimensions
-            along which it does so (None: all)
-    counts  whether its other arguments count from the first index, as lengths do
+    reads    the operands of which it reads what is valid, and gives one result for all of it: each with the dimensions
+             along which it does so (None: all)
+    lengths  the operands of which it reads as many steps of each sequence as an argument says, with that argument
     """
 
     why: str
     reads: tuple[tuple[str, tuple[int, ...] | None], ...] = ()
-    counts: bool = False
+    lengths: tuple[tuple[str, str], ...] = ()
 
     words = "nothing is stated: {why}"
 

@@ -15,7 +15,17 @@ from op_registry.dimensions.movements import AtIndices, Indexed, Joined, OfSizes
 from op_registry.dimensions.views import Reshaped, View
 from op_registry.errors import MaskedSemanticsError
 from op_registry.extents import indices, joins, samples, slices, states
-from op_registry.extents.factors import along_dim, conjunction, factors_of, there, where_all, with_extent, with_size
+from op_registry.extents.factors import (
+    along_dim,
+    any_along,
+    conjunction,
+    factors_of,
+    index_along,
+    there,
+    where_all,
+    with_extent,
+    with_size,
+)
 from op_registry.extents.follow import (
     any_stored,
     depends_at,
@@ -35,7 +45,7 @@ from op_registry.records.dense import Dense
 from op_registry.records.extent import Factor, Positions, as_positions, is_prefix
 from op_registry.records.tracing import assert_when_run, may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect, unite
-from op_registry.rule import Rule, Run, packet_name
+from op_registry.rule import Rule, Run
 from op_registry.sparse.permuted import RECORDS
 from op_registry.sparse.record import NotLowered
 
@@ -217,22 +227,27 @@ def _same(operands: Sequence[Sequence[Factor]]) -> bool:
 
 
 def check_lengths(call: Bound) -> None:
-    """Refuse lengths of pack_padded_sequence by which a sequence has steps that are not there."""
-    if packet_name(call.op) != "_pack_padded_sequence":
-        return
-    record, lengths, batch_first = call["input"], call["lengths"], call["batch_first"]
-    steps = where_all(factors_of(record))
-    steps = steps.reshape(steps.shape[:2]).expand(record.shape[:2])
-    packed = call.op(steps, lengths.data if isinstance(lengths, Dense) else lengths, batch_first)[0]
-    text = (
-        f"pack_padded_sequence: by its lengths, sequences of the batch of shape {tuple(record.shape)} have steps that "
-        "are not there. Lengths count from the first step; masked_dispatch.align moves each sequence there, and "
-        "masked_dispatch.interop.to_packed_sequence takes the lengths that the batch knows."
-    )
-    if not may_be_read(packed):
-        assert_when_run(packed == 1, text)
-    elif not bool(packed.all()):
-        raise MaskedSemanticsError(text)
+    """Refuse lengths by which a sequence has steps that are not there."""
+    assert isinstance(call.rule.dims, Unknown)
+    for name, argument in call.rule.dims.lengths:
+        record, lengths = call[name], call[argument]
+        factors = [(f, d) for f in factors_of(record) for d in f.positions if d < 2]
+        if record.ndim < 2 or not factors:
+            continue
+        steps, time = where_all([f for f, _ in factors]), factors[0][1]
+        number = lengths.filled(0) if isinstance(lengths, Dense) else torch.tensor(lengths)
+        number = number.reshape(-1).to(record.device).unsqueeze(time)
+        index = index_along(time, record.shape[time], 2, record.device)
+        fits = as_bool(any_along(steps, range(2, steps.ndim)).reshape(steps.shape[:2])) | (index >= number)
+        text = (
+            f"{call.rule.name.lstrip('_')}: by {argument}, sequences of the batch of shape {tuple(record.shape)} have "
+            "steps that are not there. Lengths count from the first step; masked_dispatch.align moves each sequence "
+            "there, and `extent` of the batch knows how many it has."
+        )
+        if not may_be_read(fits):
+            assert_when_run(fits, text)
+        elif not bool(fits.all()):
+            raise MaskedSemanticsError(text)
 
 
 def listed_classes(call: Bound, labels: Labels, run: Run) -> Any:
@@ -278,13 +293,7 @@ def reads_what_is_valid(call: Bound) -> bool:
     dims = call.rule.dims
     if not isinstance(dims, Unknown):
         return False
-    read, counting = dict(dims.reads), dims.counts
+    read = dict(dims.reads)
     extents = {name: r.extent for name, r in records_of(call).items() if r.extent is not None}
     factors = [(name, f) for name, extent in extents.items() for f in extent.factors]
-    if not all(name in read and (read[name] is None or {*f.depends} <= {*(read[name] or ())}) for name, f in factors):
-        return False
-    if counting and not all(is_prefix(f.along[d]) for _, f in factors for d in f.positions):
-        raise refuse(
-            call, "its lengths count from the start of the batch, where samples do not begin; see masked_dispatch.align"
-        )
-    return True
+    return all(name in read and (read[name] is None or {*f.depends} <= {*(read[name] or ())}) for name, f in factors)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import masked_dispatch as md
 
@@ -221,11 +221,15 @@ def test_ctc_of_samples() -> None:
     torch.testing.assert_close(result.to_tensor(0), torch.cat(want))
 
 
-def test_ctc_behind_padding_is_refused() -> None:
-    x, _ = batch(4, 2, width=3, left=True)
-    targets = torch.ones(2, 1, dtype=torch.long)
-    with pytest.raises(md.MaskedSemanticsError, match="lengths count from the start of the batch"):
-        F.ctc_loss(x.log_softmax(2).transpose(0, 1), targets, torch.tensor([4, 2]), torch.tensor([1, 1]))
+def test_lengths_by_which_samples_have_padding_are_refused() -> None:
+    """Lengths of the batch, and those of samples that begin later, count steps that are not there."""
+    (x, _), (later, _) = (batch(4, 2, width=3, left=left) for left in (False, True))
+    targets, one = torch.tensor([[1, 2], [1, 0]]), torch.tensor([1, 1])
+    for y, lengths in ((x, torch.tensor([4, 3])), (later, torch.tensor([4, 2]))):
+        with pytest.raises(md.MaskedSemanticsError, match=r"ctc_loss: by input_lengths, .* have steps that are not"):
+            F.ctc_loss(y.log_softmax(2).transpose(0, 1), targets, lengths, one)
+        with pytest.raises(md.MaskedSemanticsError, match=r"_sequence: by lengths, .* have steps that are not there"):
+            nn.utils.rnn.pack_padded_sequence(y, lengths, batch_first=True)
 
 
 def test_unpooling_is_refused() -> None:

@@ -41,7 +41,7 @@ Lengths = Sequence[int] | Dense
 OF_SEVERAL_LENGTHS = Unknown(
     "targets of several lengths lie in one dimension",
     reads=(("log_probs", (0, 1)), ("targets", None)),
-    counts=True,
+    lengths=(("log_probs", "input_lengths"), ("targets", "target_lengths")),
 )
 
 

@@ -45,7 +45,11 @@ def known_sizes(op: OpOverload, sizes: Dense) -> Tensor:
     aten._pack_padded_sequence.default,
     category=MOVEMENT,
     plain=(1,),
-    dims=Unknown("sequences of several lengths are packed into one dimension", reads=(("input", (0, 1)),)),
+    dims=Unknown(
+        "sequences of several lengths are packed into one dimension",
+        reads=(("input", (0, 1)),),
+        lengths=(("input", "lengths"),),
+    ),
 )
 def _pack_padded_sequence(input: Dense, lengths: Dense, batch_first: bool) -> tuple[Dense, Tensor]:
     """The steps of each row up to its length, and the batch size of each step."""
