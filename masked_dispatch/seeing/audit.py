@@ -142,8 +142,8 @@ KINDS = {
         "cut and pad by numbers that are the same for each sample, x[..., k:] and F.pad(x, (0, k))",
     ),
     "placed by size": Kind(
-        "a size that counts padding spaces coordinates, pads in front or is an index: shorter samples alone would have "
-        "another number",
+        "a size that counts padding spaces coordinates, is interpolated to, pads in front or is an index: shorter "
+        "samples alone would have another number",
         "element",
         "count positions within each sample, masked_dispatch.positions(x, dim), and pad by numbers that are the same "
         "for each",

@@ -478,10 +478,13 @@ def _differ(tensor: Tensor, other: Tensor) -> bool:
 
 # --------------------- numbers from sizes that place something, and would place it elsewhere for a shorter sample alone
 
-# Coordinates that a size spaces (``linspace(-1, 1, x.shape[1])``, ``arange(x.shape[1]) / x.shape[1]``), padding in
-# front by a number of a size, as "same" padding computes it, and an index that is a size (``x[:, -x.shape[1]]``).
+# Coordinates that a size spaces (``linspace(-1, 1, x.shape[1])``, ``arange(x.shape[1]) / x.shape[1]``), what is
+# interpolated to a size, padding in front by a number of a size, as "same" padding computes it, and an index that is a
+# size (``x[:, -x.shape[1]]``).
 
 PLACED = "placed by size"
+# What lays its elements out over the size that it gets.
+_SCALING = ("interpolate", "upsample", "upsample_nearest", "upsample_bilinear")
 # What has no values of its own to compare.
 _DRAWN = ("rand", "normal", "empty", "bernoulli")
 
@@ -492,6 +495,9 @@ def _placed_by(call: FunctionCall, result: Any, sizes: Mapping[int, Mapping[int,
     sizes   what the samples alone have of each tensor that it takes, by its id and dimension
     """
     name = str(getattr(call.function, "__name__", ""))
+    if name in _SCALING:
+        one = all(size == 1 for size in call.tensors[0].shape[2:])  # (which is the same everywhere)
+        return None if one or not call.numbers else sum(t.numel() for t in leaves(result))
     batch = next((t for t in call.tensors if isinstance(t, MaskedTensor)), None)
     if batch is not None:
         if batch._extent is None or not any(_that_place(name, call.args, call.kwargs)):

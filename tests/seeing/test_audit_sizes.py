@@ -192,6 +192,7 @@ def test_numbers_that_place_something_elsewhere() -> None:
         (same_padding, 168),
         (lambda: Y[:, Y.shape[1] // 2], 24),
         (lambda: Y.select(1, Y.shape[1] - 1), 24),
+        (lambda: F.interpolate(F.adaptive_avg_pool1d(Y.mT, 2), Y.shape[1]), 120),
         (write_to_the_first, 120),
     ):
         assert ("placed by size", count) in findings_in(call)
@@ -205,6 +206,7 @@ def test_numbers_that_place_nothing_elsewhere() -> None:
         lambda: F.pad(Y.mT, (2, Y.shape[1])),
         lambda: torch.linspace(-1, 1, Y.shape[2]),
         lambda: torch.ones(9, 9)[Y.shape[1]],
+        lambda: F.interpolate(Y.mT.mean(2, keepdim=True), Y.shape[1]),
     ):
         assert findings_in(right) == []
 
