@@ -257,6 +257,11 @@ class FunctionCall(NamedTuple):
         return tuple(numbers_in([self.args, self.kwargs]))
 
     @property
+    def cuts(self) -> bool:
+        """Whether it shows a part of a tensor: features and tables, too, are cut where a sample alone would cut more."""
+        return self.name in ("__getitem__", "narrow")
+
+    @property
     def divides(self) -> bool:
         """Whether it cuts a tensor into so many parts, at places that follow from its size."""
         return self.name in _INTO_PARTS and isinstance(self.args[0], MaskedTensor)
@@ -322,7 +327,7 @@ class SamplesAlone:
             if any(tensor is t for t in call.tensors) or any(len(each[number]) != tensor.ndim for each in shapes):
                 continue
             own = sizes_alone(tensor)
-            makes = call.makes_new or call.origins or tensor.numel() > max(t.numel() for t in call.tensors)
+            makes = call.makes_new or call.origins or call.cuts or tensor.numel() > max(t.numel() for t in call.tensors)
             sizes = dict[int, Alone]()
             for d in range(tensor.ndim):
                 wanted = tuple(each[number][d] for each in shapes)

@@ -192,3 +192,13 @@ def test_a_batch_of_samples_without_positions(function: Callable[..., Tensor], s
     for alone in (data, padded.without_extent()):
         with pytest.raises(IndexError, match=rf"{function.__name__}: a tensor of shape .* has no position along"):
             function(alone)
+
+
+def test_narrow_counts_a_negative_start_from_the_end() -> None:
+    x = md.padded(md.masked_tensor(torch.tensor([[1.0, 2, 3], [0, 0, 7]]), torch.tensor([[1, 1, 1], [0, 0, 1]]).bool()))
+    for shown in (x.narrow(1, -1, 1), torch.narrow_copy(x, 1, -1, 1), x.to_packed().narrow(1, -1, 1)):
+        assert shown.to_tensor(0).tolist() == [[3], [7]]
+    with pytest.warns(md.BatchEndWarning):
+        md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1])).narrow(1, -1, 1)
+    stored = md.masked_tensor(torch.tensor([[1.0, 2, 3]]), torch.tensor([[True, False, True]])).to_sparse_csr()
+    assert stored.narrow(1, -1, 1).to_tensor(0).tolist() == [[3]]

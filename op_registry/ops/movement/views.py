@@ -212,12 +212,19 @@ def slice(
     return Dense(data, moved)
 
 
-@masked_rule(aten.narrow_copy.default, category=MOVEMENT, dims=Cut(start="start", length="length"))
-def narrow_copy(x: Dense, dim: int, start: int, length: int) -> Dense:
-    data, v = aten.narrow_copy(x.data, dim, start, length), aligned_validity(x)
+@masked_rule(
+    aten.narrow.default,
+    aten.narrow_copy.default,
+    category=MOVEMENT,
+    takes_op=True,
+    dims=Cut(start="start", length="length"),
+)
+def narrow(op: OpOverload, x: Dense, dim: int, start: int, length: int) -> Dense:
+    """A negative start counts from the end, as in ``x[:, -k:]``."""
+    data, v = op(x.data, dim, start, length), aligned_validity(x)
     if v is None or broadcast_along(v, dim):
         return Dense(data, v)
-    return Dense(data, v.narrow(dim, start, length))
+    return Dense(data, op(v, dim, start, length))
 
 
 @masked_rule(aten.diagonal.default, aten.diagonal_copy.default, category=MOVEMENT, takes_op=True, dims=View())
