@@ -18,6 +18,7 @@ from masked_dispatch.interop import DOORS
 NAMES = [name for name in (*md.__all__, *interop.__all__) if name.startswith(("from_", "to_", "pad_"))]
 WRONG = {"a list": [1, None], "None": None, "a string": "text", "a number": 3, "a nested tuple": ((1.0, 2.0), (3.0,))}
 
+
 @pytest.fixture(scope="module")
 def right() -> dict[str, Any]:
     """What the other parameters of a door that needs several are given."""
