@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from collections.abc import Hashable, Iterator
 
 import pytest
@@ -22,6 +23,7 @@ from hypothesis import settings
 from op_registry.conformance.laws.modes import guards_not_timed
 from op_registry.conformance.samples import part
 from op_registry.records.fill import zeros_verified
+from op_registry.registry import registry
 from units_of_tests import unit_of
 
 settings.register_profile("short", max_examples=50, deadline=None, derandomize=True, database=None)
@@ -71,6 +73,21 @@ def fresh_compiler() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def rules_forgotten() -> Iterator[None]:
+    """Rules that a test registers are gone after it."""
+    with registry.overlay():
+        yield
+
+
+@pytest.fixture
+def warned() -> Iterator[list[warnings.WarningMessage]]:
+    """Every warning of a test, each time."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -106,22 +106,6 @@ def test_at_higher_orders(name: str, f: Function, mask: Tensor) -> None:
     torch.testing.assert_close(masked_later(f, mask, of_result, 2), expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["exp", "transposed", "indexed", "cat", "sum", "softmax", "linear", "layer_norm"])
-def test_in_a_graph(name: str) -> None:
-    f = {**BY_ELEMENTS, **BY_ROWS}[name]
-    mask = ROWS if name in BY_ROWS else ELEMENTS
-    expected, of_result = masked_first(f, mask)
-    x = variable(mask)
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def loss(x: Tensor) -> Tensor:
-        everywhere = md.as_masked_tensor(x, torch.ones_like(mask))
-        return f(everywhere.log()).mask_with(of_result).sum().to_tensor(0)
-
-    loss(x).backward()
-    torch.testing.assert_close(x.grad, expected[0], rtol=1e-6, atol=1e-7)
-
-
 TARGETS = md.masked_tensor(torch.full((3, 4), 0.3, dtype=torch.float64), ELEMENTS)
 CLASSES = md.masked_tensor(torch.tensor([0, 1, 2]), ROWS[:, 0])
 LOSSES: dict[str, tuple[Function, Tensor]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from expecttest import assert_expected_inline as expect
 from torch import Tensor
 
 import masked_dispatch as md
-from op_registry import check, registry
+from op_registry import check
 from op_registry.authoring import (
     ELEMENTWISE,
     Dense,
@@ -32,6 +32,8 @@ from op_registry.authoring import (
 from op_registry.conformance.plain_torch import wrong_derivative
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import operators_of
+
+pytestmark = pytest.mark.usefixtures("rules_forgotten")
 
 OWN = torch.ops.printed
 
@@ -93,12 +95,6 @@ defined("misdifferentiated_twice", cubed, lambda ctx, grad: grad * Detached.appl
 defined("raising_in_backward", squared, lambda ctx, grad: grad * ctx.no_such_name)
 defined("without_derivative", squared)
 defined("one_of_two", product, lambda ctx, grad: (grad * ctx.saved_tensors[1], grad * 2 * ctx.saved_tensors[0]))
-
-
-@pytest.fixture(autouse=True)
-def _overlay() -> Iterator[None]:
-    with registry.overlay():
-        yield
 
 
 def printed(name: str, *laws: str, most: int = 1) -> str:

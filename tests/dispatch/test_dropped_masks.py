@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,13 +93,6 @@ def skips(call: Callable[[Tensor, Any], object], x: md.MaskedTensor) -> bool:
     written = target()
     call(written, x.to_tensor(FILL))
     return bool((written == FILL).any())
-
-
-@pytest.fixture
-def warned() -> Iterator[list[warnings.WarningMessage]]:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        yield found
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,13 +19,6 @@ SIDES = {"right": [1, 0, 0], "left": [0, 0, 1], "centre": [0, 1, 0]}
 
 def batch(side: str) -> md.MaskedTensor:
     return md.padded(md.masked_tensor(torch.ones(2, 3), torch.tensor([[1, 1, 1], SIDES[side]]).bool()))
-
-
-@pytest.fixture
-def warned() -> Iterator[list[warnings.WarningMessage]]:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        yield found
 
 
 # A line each, whose number is that of the call, with the side of the padding and what the warning names.
@@ -136,20 +129,6 @@ def test_torchs_own_code_does_not_warn(warned: list[warnings.WarningMessage]) ->
     assert [w.category for w in warned] == [md.BatchEndWarning]
 
 
-def computed(x: Tensor) -> Tensor:
-    y = x * 2
-    return y[:, -1] + md.last(y)
-
-
-def test_a_graph_warns_when_it_is_traced_at_the_line_of_its_code(warned: list[warnings.WarningMessage]) -> None:
-    run = torch.compile(computed, fullgraph=True, backend="aot_eager")
-    run(batch("right"))
-    (found,) = [w for w in warned if w.category is md.BatchEndWarning]
-    assert (found.filename, found.lineno) == (__file__, computed.__code__.co_firstlineno + 2)
-    run(batch("right"))
-    assert len([w for w in warned if w.category is md.BatchEndWarning]) == 1
-
-
 # ------------------------------------------------------------------------------------ windows longer than a sample
 
 
@@ -209,10 +188,3 @@ def test_what_a_window_empties_has_no_position() -> None:
         total = F.conv1d(line(4, 2), torch.ones(1, 1, 3)).sum(2)
     assert total.flatten().to_tensor(-1).tolist() == [15, 0]  # of nothing, as torch sums
     assert F.conv1d(line(4, 3), torch.ones(1, 1, 3)).sum(2).flatten().tolist() == [15, 6]
-
-
-def test_a_graph_warns_of_a_window_that_the_batch_has_once(warned: list[warnings.WarningMessage]) -> None:
-    for call in (lambda x: F.max_pool1d(x * 1, 4), lambda x: F.max_pool1d(x * 1, 2)):
-        torch.compile(call, fullgraph=True, backend="aot_eager")(line(4, 2))
-    (found,) = [w for w in warned if w.category is md.EmptiedSampleWarning]
-    assert str(found.message).startswith("a window of 4 along dimension -1 may have been longer than some samples")

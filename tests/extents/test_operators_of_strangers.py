@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from extents.test_padded_batches import batch, check_loop
 from torch import Tensor
 
 import masked_dispatch as md
+from loops_over_samples import batch, check_loop
 from masked_dispatch import MaskedSemanticsError
 from op_registry.authoring import MOVEMENT, Along, Dense, Equation, masked_rule
 from op_registry.dimensions.movements import Moved

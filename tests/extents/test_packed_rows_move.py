@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from extents.test_padded_batches import batch
 from torch import Tensor, nn
 
 import masked_dispatch as md
 from equal_extents import same
+from loops_over_samples import batch
 from masked_dispatch import MaskedSemanticsError
 
 STORED = {

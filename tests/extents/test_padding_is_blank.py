@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import matplotlib
-import matplotlib.image
 import pytest
 import torch
 from expecttest import assert_expected_inline as expect
@@ -18,8 +16,6 @@ from torch import Tensor
 import masked_dispatch as md
 from masked_dispatch.tensor.printing import INVALID, NOT_THERE, VALID, red_green_blue
 from masked_dispatch.tensor.shown import validity_blocks
-
-matplotlib.use("agg")
 
 THERE = torch.tensor([[True, True, True, True], [True, True, False, False]])
 MISSING = torch.tensor([[True, False, True, True], [True, True, True, True]])
@@ -114,6 +110,8 @@ def test_what_has_no_values_prints() -> None:
 
 def pixels(page: str) -> Tensor:
     (encoded,) = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
+    import matplotlib.image  # takes a second, in any process that collects
+
     image = matplotlib.image.imread(io.BytesIO(base64.b64decode(encoded)), format="png")
     return (torch.from_numpy(image.copy()) * 255).round().to(torch.int64)
 
@@ -146,6 +144,9 @@ def test_blocks_count_what_is_there() -> None:
 
 
 def test_a_plot_leaves_it_blank() -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
     figure = md.plot.mask(batch())
     assert "5 of 6 valid (83.3%), padded" in figure.get_suptitle()
     (legend,) = figure.legends

@@ -120,9 +120,6 @@ def test_groups_of_positions_are_each_samples_own_or_refused() -> None:
             call(in_the_middle(6, 4))
     assert in_the_middle(6, 2).view(2, 3, 2).sum(2).compressed().tolist() == [3, 7, 11, 7]  # it begins at a group
     assert in_the_middle(6, 4)[..., None].view(2, 6, 1).shape == (2, 6, 1)
-    compiled = torch.compile(lambda x: x.view(2, 3, 2).sum(2), backend="aot_eager", fullgraph=True)
-    with pytest.raises(RuntimeError, match="groups of 2 positions are those of the batch"):
-        compiled(in_the_middle(6, 4))
 
 
 def test_groups_of_pixels_where_both_dimensions_are_divided() -> None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.parallel import distributed as data_parallel
 from torch.utils.checkpoint import CheckpointFunction
@@ -174,7 +173,7 @@ CALLED = {
         lambda x, w: data_parallel._DDPSink.apply(lambda: _REDUCER, x, w), lambda x, w: (x * 1, w * 1)
     ),
     "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py RegisterPostBackwardFunction": Case(
-        lambda x, w: _fsdp_param_group.RegisterPostBackwardFunction.apply(_WITHOUT_A_GROUP, x, w),
+        lambda x, w: _sharding()._fsdp_param_group.RegisterPostBackwardFunction.apply(_WITHOUT_A_GROUP, x, w),
         lambda x, w: (x * 1, w * 1),
     ),
     "torch/_export/db/examples/autograd_function.py MyAutogradFunction": Case(
@@ -344,6 +343,12 @@ def _db() -> Any:
     return autograd_function_db
 
 
+def _sharding() -> Any:
+    from torch.distributed.fsdp import _fully_shard
+
+    return _fully_shard
+
+
 def _example() -> Any:
     from torch._export.db.examples import autograd_function
 
@@ -433,9 +438,9 @@ def has_tangents(function: Function) -> bool:
 
 # In some of the supported releases.
 BEFORE_BACKWARD = "torch/distributed/fsdp/_fully_shard/_fsdp_state.py RegisterPreBackwardFunction"
-if hasattr(_fsdp_state, "RegisterPreBackwardFunction"):
+if " RegisterPreBackwardFunction(" in (Path(torch.__file__).parent.parent / BEFORE_BACKWARD.split()[0]).read_text():
     CALLED[BEFORE_BACKWARD] = Case(
-        lambda x, w: _fsdp_state.RegisterPreBackwardFunction.apply(_WITHOUT_A_GROUP, x),
+        lambda x, w: _sharding()._fsdp_state.RegisterPreBackwardFunction.apply(_WITHOUT_A_GROUP, x),
         lambda x, w: x * 1,
         (torch.strided,),
     )

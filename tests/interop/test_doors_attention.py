@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,12 +16,6 @@ from door_samples import batch_of, masked, same
 from masked_dispatch import interop
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-
-
-@pytest.fixture(autouse=True)
-def forget_graphs() -> Iterator[None]:
-    yield
-    torch.compiler.reset()
 
 
 @given(masked((torch.float32,), st.tuples(*[st.integers(1, 3)] * 4)), st.sampled_from([1, 2, 128]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,12 +31,6 @@ STORAGES: dict[str, Callable[[MaskedTensor], MaskedTensor]] = {
     "coo": lambda x: x.to_sparse(),
     "csr": lambda x: x.to_sparse_csr(),
 }
-
-
-@pytest.fixture(autouse=True)
-def forget_graphs() -> Iterator[None]:
-    yield
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
 import masked_dispatch as md
+from families_of_transformers import FAMILIES, alone, by_grouped_products, masked
 from masked_dispatch import interop
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-from families_of_transformers import FAMILIES, alone, by_grouped_products, masked  # noqa: E402 - it needs transformers
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 
 
 @pytest.mark.parametrize("name, side", [("BERT", "right"), ("OPT", "left")])
@@ -47,6 +48,8 @@ def test_beam_search_of_left_padded_texts(name: str) -> None:
 
 def decoder(name: str) -> Any:
     """A small decoder that ends no text."""
+    import transformers  # takes seconds, in any process that collects
+
     special = {"vocab_size": 20, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": None}
     torch.manual_seed(0)
     if name == "GPT2":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import count
 
 import numpy as np
 import pandas as pd
@@ -12,19 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
-from hypothesis import given, settings
 
 import masked_dispatch as md
 from agreeing_libraries import (
-    COLUMNS,
-    LIBRARIES,
     OF_ONE,
     OF_TWO,
-    PAIRS,
     Column,
-    Same,
     answer,
-    compared,
     in_arrow,
     in_numpy,
     in_pandas,
@@ -237,26 +230,6 @@ def test_the_document_has_every_difference() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- where all agree
-
-
-def by_turns(table: dict[str, Same]) -> list[tuple[str, str]]:
-    """Each function with one of the libraries that have it."""
-    having = [(name, [library for library in LIBRARIES if getattr(row, library)]) for name, row in table.items()]
-    return [(name, libraries[turn % len(libraries)]) for turn, (name, libraries) in zip(count(), having, strict=False)]
-
-
-@pytest.mark.parametrize("name, library", by_turns(OF_ONE))
-@settings(max_examples=12)
-@given(column=COLUMNS)
-def test_of_one_column(name: str, library: str, column: Column) -> None:
-    compared(name, OF_ONE[name], library, [column])
-
-
-@pytest.mark.parametrize("name, library", by_turns(OF_TWO))
-@settings(max_examples=12)
-@given(columns=PAIRS)
-def test_of_two_columns(name: str, library: str, columns: tuple[Column, Column]) -> None:
-    compared(name, OF_TWO[name], library, list(columns))
 
 
 def test_the_document_has_every_function() -> None:

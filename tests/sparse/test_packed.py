@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import itertools
-import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -77,18 +74,6 @@ def test_lengths_say_what_is_stored():
     packed = x.to_packed()
     assert packed._pattern.lengths() == [4, 0, 2]
     assert packed._kept_validity is None
-
-
-def test_copies_and_files():
-    x = batch("holes", H, D).to_packed()
-    for tensor in (x, x.transpose(1, 2).clone()):
-        buffer = io.BytesIO()
-        torch.save(tensor, buffer)
-        buffer.seek(0)
-        copies = copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor)), torch.load(buffer, weights_only=True)
-        for again in copies:
-            assert again.storage_layout is torch.jagged
-            same(again, tensor)
 
 
 def test_it_prints_what_it_is():
@@ -345,18 +330,6 @@ def test_after_a_view(name: str, kind: str) -> None:
 @pytest.mark.parametrize(("seed", "sizes"), [(0, (5, 6)), (0, (1, 1)), (4, (1, 1)), (10, (1, 1)), (10, (1, 6))])
 def test_a_sequence_of_views(seed: int, sizes: tuple[int, int]) -> None:
     check_random_views(seed, sizes)
-
-
-@pytest.mark.parametrize("name", MERGED)
-def test_copies_and_files_of_views(name: str) -> None:
-    x = MERGED[name](batch("holes", D).to_packed()).clone()
-    buffer = io.BytesIO()
-    torch.save(x, buffer)
-    buffer.seek(0)
-    for again in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), torch.load(buffer, weights_only=True)):
-        assert again.storage_layout is torch.jagged
-        same(again, x)
-        same(again.exp() + x, x.exp() + x)
 
 
 @pytest.mark.parametrize("name", MERGED)

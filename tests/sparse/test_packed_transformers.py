@@ -12,28 +12,25 @@ import torch
 
 import masked_dispatch as md
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 LENGTHS = torch.tensor([6, 2, 4])
 IDS = torch.arange(18).view(3, 6) % 11
 SMALL = {"vocab_size": 11, "attn_implementation": "sdpa"}
 BLOCKS = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
 
-MODELS: dict[str, Any] = {
-    "BERT": lambda: transformers.BertModel(transformers.BertConfig(**SMALL, **BLOCKS)),
-    "DistilBERT": lambda: transformers.DistilBertModel(
-        transformers.DistilBertConfig(**SMALL, dim=8, n_layers=2, n_heads=2, hidden_dim=12)
-    ),
-    "GPT-2": lambda: transformers.GPT2Model(transformers.GPT2Config(**SMALL, n_embd=8, n_layer=2, n_head=2)),
-    "Llama": lambda: transformers.LlamaModel(
-        transformers.LlamaConfig(**SMALL, **BLOCKS, num_key_value_heads=1, use_cache=False)
-    ),
+MODELS: dict[str, dict[str, Any]] = {
+    "Bert": BLOCKS,
+    "DistilBert": {"dim": 8, "n_layers": 2, "n_heads": 2, "hidden_dim": 12},
+    "GPT2": {"n_embd": 8, "n_layer": 2, "n_head": 2},
+    "Llama": {**BLOCKS, "num_key_value_heads": 1, "use_cache": False},
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_ids(name: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
-    model = MODELS[name]().double().eval()
+    config = getattr(transformers, f"{name}Config")(**SMALL, **MODELS[name])
+    model = getattr(transformers, f"{name}Model")(config).double().eval()
     mask = torch.arange(6) < LENGTHS[:, None]
     hidden = model(input_ids=IDS, attention_mask=mask.long()).last_hidden_state
     expected = hidden[mask]

@@ -18,7 +18,7 @@ from numbered_layout import NUMBERED
 from numbered_layout import same as alike
 from numbered_layout import some as numbers
 from op_registry.authoring import Layout, register_layout
-from op_registry.conformance.trials import STORAGES, Settings, run_operator
+from op_registry.conformance.trials import Settings, run_operator
 from op_registry.sparse.layout import (
     BSC,
     BSR,
@@ -82,18 +82,6 @@ def test_a_valid_zero_is_stored_and_an_invalid_number_is_not():
     assert sparse.exp().to_tensor(-1).tolist() == x.exp().to_tensor(-1).tolist()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_copies_and_files(layout):
-    sparse = stored(some_tensor((4, 6)), layout).requires_grad_()
-    buffer = io.BytesIO()
-    torch.save(sparse, buffer)
-    buffer.seek(0)
-    for again in (copy.deepcopy(sparse), pickle.loads(pickle.dumps(sparse)), torch.load(buffer, weights_only=True)):
-        assert again.storage_layout is layout
-        assert again.requires_grad
-        same(again, sparse)
-
-
 def test_it_prints_what_it_is():
     x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, True]]))
     assert repr(x.to_sparse_csr()) == f"{repr(x)[:-1]},\n              stored as torch.sparse_csr, nnz=2)"
@@ -151,26 +139,6 @@ def test_a_view_of_sparse_storage_says_that_it_is_a_copy():
 def test_storage_that_does_not_fit(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         some_tensor((4, 6)).to_layout(arguments.pop("layout"), **arguments)
-
-
-# -------------------------------------------------------------------------------------------------------- conformance
-
-# Operators that have to stay sparse in every layout: one sample each, the others are the full tier's.
-SPARSE = [
-    "exp", "cos", "neg", "sqrt", "nn_functional_relu", "nn_functional_gelu", "add", "mul",
-    "div_no_rounding_mode", "sub", "pow", "clamp", "maximum", "eq", "isnan", "masked_fill", "sum", "mean",
-    "prod", "amax", "amin", "var", "std", "argmax", "any", "all", "logsumexp", "nansum", "norm", "median",
-    "cumsum", "cumprod", "cummax", "softmax", "log_softmax", "sort", "argsort", "topk", "kthvalue", "clone",
-    "zeros_like",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("entry", SPARSE)
-def test_semantics_do_not_depend_on_storage(entry):
-    settings = Settings(subject="masked_dispatch.conformance_subject:eager", laws=("P4",), most=1, storages=STORAGES)
-    report = run_operator(entry, settings)
-    assert not report.failures, "\n".join(f"{o.description}: {o.message}\n    {o.repro}" for o in report.failures[:4])
-    assert report.count("pass"), "nothing was tried on sparse storage"
 
 
 # ----------------------------------------------------------------------------------------------- surface of the tensor

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 
-import matplotlib.image
 import pytest
 import torch
 from expecttest import assert_expected_inline as expect
@@ -51,6 +50,8 @@ class Tags(HTMLParser):
 def pixels(page: str) -> torch.Tensor:
     """The opacity of each pixel of the page's picture, 0 to 255."""
     (encoded,) = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
+    import matplotlib.image  # takes a second, in any process that collects
+
     image = matplotlib.image.imread(io.BytesIO(base64.b64decode(encoded)), format="png")
     return (torch.from_numpy(image.copy())[..., 3] * 255).round().to(torch.int64)
 

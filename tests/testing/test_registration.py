@@ -9,7 +9,7 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,6 +35,8 @@ from op_registry.authoring import (
 from op_registry.dimensions.slices import LastDims
 from op_registry.rule import Category
 
+pytestmark = pytest.mark.usefixtures("rules_forgotten")
+
 LIBRARY = torch.library.Library("registration", "DEF")
 for schema, body in (
     ("twice(Tensor x) -> Tensor", lambda x: x * 2),
@@ -51,12 +53,6 @@ for schema, body in (
     LIBRARY.define(schema)
     LIBRARY.impl(schema.partition("(")[0], body, "CompositeExplicitAutograd")
 OWN = torch.ops.registration
-
-
-@pytest.fixture(autouse=True)
-def _overlay() -> Iterator[None]:
-    with registry.overlay():
-        yield
 
 
 def words() -> dict[str, Callable[..., Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +16,8 @@ from op_registry.conformance.devices import on_device
 from op_registry.conformance.trials import ALL_LAWS
 from op_registry.testing import instantiate
 
+pytestmark = pytest.mark.usefixtures("rules_forgotten")
+
 SUBJECT = "masked_dispatch.conformance_subject:eager"
 LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed")
 
@@ -29,12 +30,6 @@ def halved(x: torch.Tensor) -> torch.Tensor:
 halved.register_fake(torch.empty_like)
 halved.register_autograd(lambda ctx, grad: grad / 2)
 op = torch.ops.testing.halved
-
-
-@pytest.fixture(autouse=True)
-def _overlay() -> Iterator[None]:
-    with registry.overlay():
-        yield
 
 
 def cases(test: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,10 @@ from op_registry.laws.categories import ELEMENTWISE, REDUCTION
 from op_registry.sparse.record import Sparse
 from repository import ROOT
 
+pytestmark = pytest.mark.usefixtures("rules_forgotten")
+
 EAGER = "masked_dispatch.conformance_subject:eager"
 DENSE_LAWS = ("P1", "P2", "P3", "P5", "P6", "P8")
-
-
-@pytest.fixture(autouse=True)
-def _overlay() -> Iterator[None]:
-    with registry.overlay():
-        yield
 
 
 def defined(name: str, function: Callable[..., Any], *, fake: bool = True) -> Any:

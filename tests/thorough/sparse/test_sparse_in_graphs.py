@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +17,6 @@ from numbered_layout import some as numbers
 from op_registry.sparse.layout import CSR, version_of
 from packed_batches import MERGED, D, H, batch, check_random_views, same
 from storages import permuted, some
-
-
-@pytest.fixture
-def warned() -> Iterator[list[warnings.WarningMessage]]:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        yield found
 
 
 def test_a_graph_knows_it_by_name_and_sources() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from masked_dispatch.tensor.masked_tensor import rebuild, rebuild_family
-from masked_dispatch.tensor.sparse_tensor import rebuild_sparse, rebuild_sparse_of
+from masked_dispatch.tensor.sparse_tensor import rebuild_sparse_of
 
 NAN = float("nan")
 T, F = True, False
@@ -335,6 +335,17 @@ def test_a_pickle_separates_what_torch_s_separates_and_nothing_is_half_shared(st
     assert not q.get_mask().any()
 
 
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+@pytest.mark.parametrize("start", STARTS)
+def test_a_pickle_keeps_a_tensor_and_its_copy_together(start: str, protocol: int) -> None:
+    x = STARTS[start]()
+    p, q = pickle.loads(pickle.dumps((x, copy.copy(x)), protocol))
+    q.copy_(all_invalid(q))
+    assert not p.get_mask().any()
+    p.fill_(3.0)
+    assert q.get_mask().all()
+
+
 @pytest.mark.parametrize("copied", [*COPIES, "pickle"])
 @layouts
 def test_copies_keep_what_shares_its_storage(copied: str, layout: str) -> None:
@@ -382,29 +393,6 @@ def test_a_view_of_another_dtype_is_copied_as_a_tensor_of_its_own(copied: str) -
     q.fill_(1.0)
     assert state(p) == state(x)
     assert q.get_mask().all()
-
-
-def test_files_of_the_first_format_load() -> None:
-    """Those that were written before aliases were kept."""
-
-    class Old:
-        def __init__(self, x: md.MaskedTensor) -> None:
-            self.x = x
-
-        def __reduce__(self) -> object:
-            x = self.x
-            if x.storage_layout is torch.strided:
-                return rebuild, (x._data, x._validity, x.requires_grad, False)
-            kept = x._kept
-            places = (kept.pattern.layout.name, kept.pattern.sizes, kept.pattern.pieces, kept.pattern.block)
-            return rebuild_sparse, (kept.values, kept.validity, *places, False, False, x._order)
-
-    for layout in LAYOUTS:
-        x = sample(layout)
-        for y in (saved_and_loaded(Old(x)), pickle.loads(pickle.dumps(Old(x)))):
-            assert isinstance(y, md.MaskedTensor)
-            assert state(y) == state(x)
-            y.fill_(1.0)
 
 
 WRONG_FAMILIES: dict[str, tuple[Callable[[Tensor, Tensor], tuple[object, ...]], str]] = {

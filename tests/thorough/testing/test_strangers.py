@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from op_registry.conformance.trials import STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.dimensions.slices import LastDims
 from op_registry.records.slices import Over
-from op_registry.registry import registry
+
+pytestmark = pytest.mark.usefixtures("rules_forgotten")
 
 ops = torch.ops.strangers
 
@@ -56,12 +57,6 @@ def unit_scale(x: Tensor, axis: int) -> Tensor:
 @defined
 def scaled_rows(x: Tensor, gain: Tensor) -> Tensor:
     return gain * x / (1 + x.square().mean(-1, keepdim=True))
-
-
-@pytest.fixture(autouse=True)
-def _overlay() -> Iterator[None]:
-    with registry.overlay():
-        yield
 
 
 def divided_by_mean_square(op: Any, over: Over, x: Dense, gain: Dense | None = None) -> Tensor:

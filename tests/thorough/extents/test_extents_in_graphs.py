@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from test_padded_batches import LENGTHS, RIGHT_OR_LEFT, batch, with_mean_joined
 from torch import Tensor, nn
 from torch._higher_order_ops import scan, while_loop
 from torch.nn import functional as F
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import masked_dispatch as md
 from compiled_regions import compiled
 from equal_extents import same
+from loops_over_samples import LENGTHS, RIGHT_OR_LEFT, batch, with_mean_joined
 from masked_dispatch import MaskedSemanticsError
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -277,3 +278,62 @@ def test_features_that_are_read_by_index_are_no_samples() -> None:
         RuntimeError, match=r"MaskedSemanticsError: torch\.gather: along dimension 2 of its result some indices"
     ):
         torch.compile(read, fullgraph=True, backend="aot_eager")(x, index)
+
+
+# ------------------------------------------------------------------------------------- what warns, and what is refused
+
+
+@pytest.mark.parametrize("storage", ["clone", "to_packed"])
+def test_a_write_to_a_part_ends_where_each_sample_does(storage: str) -> None:
+    def trimmed(x: Any) -> Any:
+        x = x * 1
+        x[:, :-1] = 0.0
+        return x
+
+    x = getattr(md.from_lengths(torch.arange(1.0, 16).view(3, 5), torch.tensor([5, 2, 3])), storage)()
+    run, _ = compiled(trimmed)
+    rows = [row.compressed().tolist() for row in run(x).to_dense()]
+    assert rows == [[0, 0, 0, 0, 5], [0, 7], [0, 0, 13]]
+
+
+def test_a_write_through_a_view_with_other_positions_is_refused() -> None:
+    def written(x: Tensor, y: Tensor) -> Tensor:
+        a, b = x.exp(), y.exp()
+        a[:, 2:4].add_(b[:, 2:4])
+        return a * 1
+
+    run, _ = compiled(written)
+    with pytest.raises((RuntimeError, MaskedSemanticsError), match="other positions"):
+        run(*(md.from_lengths(torch.randn(3, 5, 1), torch.tensor(n)) for n in ([5, 5, 5], [3, 5, 4])))
+
+
+def test_groups_of_positions_that_are_the_batchs_are_refused() -> None:
+    there = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0]]).bool()
+    run, _ = compiled(lambda x: x.view(2, 3, 2).sum(2))
+    with pytest.raises(RuntimeError, match="groups of 2 positions are those of the batch"):
+        run(md.padded(md.masked_tensor(torch.ones(2, 6), there)))
+
+
+def computed(x: Tensor) -> Tensor:
+    y = x * 2
+    return y[:, -1] + md.last(y)
+
+
+def test_an_end_of_the_batch_warns_when_it_is_traced_at_the_line_of_its_code() -> None:
+    run, _ = compiled(computed)
+    x = md.from_lengths(torch.ones(2, 3), torch.tensor([3, 1]))
+    with pytest.warns(md.BatchEndWarning) as warned:
+        run(x)
+    run(x)  # (a warning would be an error)
+    (found,) = warned
+    assert (found.filename, found.lineno) == (__file__, computed.__code__.co_firstlineno + 2)
+
+
+def test_a_window_that_the_batch_has_warns() -> None:
+    x = md.from_lengths(torch.ones(2, 4), torch.tensor([4, 2]))[:, None]
+    run, _ = compiled(lambda x: F.max_pool1d(x * 1, 4))
+    with pytest.warns(md.EmptiedSampleWarning) as warned:
+        run(x)
+    compiled(lambda x: F.max_pool1d(x * 1, 2))[0](x)
+    (found,) = warned
+    assert str(found.message).startswith("a window of 4 along dimension -1 may have been longer than some samples")
