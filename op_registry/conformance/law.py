@@ -55,7 +55,6 @@ class Case:
     repeat       the options of `check` that select it among the law's other cases
     trial        the call that it tests, if it is one under masks
     asked_of     the overload whose rule it tests, for a law that is asked of rules
-    control      how torch's own subclass fails in the same case, or None; asked of a failure
     plain_raises whether it tests a call that plain torch refuses
     """
 
@@ -65,7 +64,6 @@ class Case:
     repeat: str = ""
     trial: Trial | None = None
     asked_of: str = ""
-    control: Callable[[], str | None] | None = None
     plain_raises: bool = False
 
     def outcome(self) -> tuple[Status, str]:
@@ -92,7 +90,6 @@ class Law:
     one_hole      whether each operator has a trial with one hole in each tensor, not only those of whole slices
     of_gradients  whether trials are made in float64, of operators that have a derivative
     exempt        why it does not apply to an operator
-    control       how torch's own subclass fails in a mode, too
     cases         its cases, if they are no trials
     also          further cases beside its trials
     of_rules      whether it is asked of each rule that a call needs; then refusals are told
@@ -110,7 +107,6 @@ class Law:
     one_hole: bool = False
     of_gradients: bool = False
     exempt: Exemption | None = None
-    control: Callable[[Trial, str], str | None] | None = None
     cases: Cases | None = None
     also: Cases | None = None
     of_rules: bool = False

@@ -262,7 +262,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
             for case in _cases(law, operator, subject, settings, made, report) if supported else ():
                 line = repro(operator, law.name, case, settings)
                 say(line)
-                status, message = gaps.judged(law.name, case.description, *case.outcome(), case.control)
+                status, message = gaps.judged(law.name, case.description, *case.outcome())
                 report.record(law, case, status, message, line)
                 if settings.until_broken and status in ("broken", "error"):
                     break
@@ -324,7 +324,6 @@ def _trials(
                 option,
                 f" --sample {number} --mask {kind} --dtype {dtype} --seed {settings.seed}",
                 trial,
-                control=functools.partial(law.control, trial, option[1]) if law.control and option else None,
             )
 
 
