@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 
 from op_registry.conformance.gaps import TABLE
 from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import oracle_for
 from op_registry.conformance.own_operators import Arguments, RegisteredOperator
-from op_registry.conformance.plain_torch import Recorder
+from op_registry.conformance.plain_torch import Recorder, calls_of
 from op_registry.conformance.sample import Sample, tree_leaves, tree_map
 from op_registry.conformance.samples import chosen, database
 from op_registry.conformance.variations import storable
@@ -37,8 +37,8 @@ from op_registry.progress import progress
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import as_int8
 from op_registry.registry import registry
-from op_registry.report import coverage
-from op_registry.report.names import Named, Operator, UnknownName, named, operator_name, operators_called, overloads_of
+from op_registry.report import coverage, python_level
+from op_registry.report.names import Named, Operator, UnknownName, named, operator_name, overloads_of
 from op_registry.resolve import Meaning, resolve
 from op_registry.rule import Gap, InsideRule, Rule, in_dispatcher, packet_name, path_in_package, takes_tensor
 from op_registry.schema import single_form
@@ -80,25 +80,30 @@ def explain(name: object, *, samples: bool = True) -> str:
 def as_values(name: str, samples: bool) -> dict[str, Any]:
     """The text of `explain`, and the rule of each overload."""
     text = explain(name, samples=samples)
-    return {"name": name, "overloads": [_fields(op) for op in _overloads(name)], "text": text}
+    return {"name": name, "overloads": [_fields(op) for op in _overloads(name, samples)], "text": text}
 
 
-def _overloads(name: str) -> list[OpOverload]:
+def _overloads(name: str, samples: bool) -> list[OpOverload]:
     """The overloads that a name stands for: an operator's overloads, or those that an entry or a function calls."""
     try:
         target = named(name)
     except UnknownName:
         return list(coverage.known_calls()[name.replace(".", "_")].ops)
-    operators: list[Operator] = [target.operator] if target.operator is not None else []
-    if target.function is not None:
-        known = _known_calls(target)
-        operators = [*known.ops] if known is not None and known.ops else [*operators_called(target.function)]
-    return [op for operator in operators for op in overloads_of(operator) if takes_tensor(op) and in_dispatcher(op)]
+    called = _called(target, samples)[1] if target.operator is None else overloads_of(target.operator)
+    return [op for op in called if takes_tensor(op) and in_dispatcher(op)]
 
 
-def _known_calls(target: Named) -> coverage.Calls | None:
-    """What torch's samples of a function call, if they are an entry of its database."""
-    return coverage.known_calls().get(target.name.removeprefix("torch.").replace(".", "_"))
+def _called(target: Named, samples: bool) -> tuple[str, Sequence[OpOverload]]:
+    """Where it was seen what a Python function calls, and the overloads: in torch's database, or in its `samples`."""
+    below_torch = target.name.removeprefix("torch.")
+    known = coverage.known_calls().get(below_torch.removeprefix("Tensor.").replace(".", "_"))
+    if known is not None and known.ops:
+        return f"with torch's samples (entry {known.name})", known.ops
+    if not samples or target.function is None:
+        return "", ()
+    named_as = f"torch.{below_torch}" if "." not in below_torch else below_torch
+    calls = (op for s in python_level.samples_of(named_as) for op in calls_of(s.fn, *s.args, **s.kwargs))
+    return "in sample calls", list(dict.fromkeys(op for op in calls if takes_tensor(op)))
 
 
 def _fields(op: OpOverload) -> dict[str, Any]:
@@ -240,22 +245,15 @@ def gaps_of(op: OpOverload, rule: Rule) -> Iterable[Gap]:
 
 
 def _of_function(target: Named, samples: bool) -> str:
-    """Explain a Python function: which operators it calls, according to samples and its source, and what they do."""
+    """Explain a Python function: which operators it calls, according to samples, and what they do."""
     assert target.function is not None
-    read = operators_called(target.function)
-    known = _known_calls(target)
+    where, called = _called(target, samples)
     lines = [f"{target.name} is written in Python ({where_written(target.function)}): it follows its operators' rules."]
-    if known is not None and known.ops:
-        lines += _row("seen", f"with torch's samples (entry {known.name}): {', '.join(map(str, known.ops))}")
-    if read:
-        names = ", ".join(map(operator_name, read))
-        lines += _row("read", f"in its source, arithmetic and branches not followed: {names}")
-    if not read and known is None:
-        lines += _row("read", "no operator call is found in its source")
-    seen = [op for op in known.ops if resolve(op).rule is not None] if known is not None else []
+    nothing = "no sample calls an operator" if samples else "nothing, without samples"
+    lines += _row("seen", f"{where}: {', '.join(map(str, called))}" if called else nothing)
     for rule in _inside(target.function):
         lines += _rows("inside", [f"{rule.ops[0]} is {rule.category.name} [{rule.where}]", *words_of(rule)])
-    operators: list[Operator] = [*seen] or [op for op in read if isinstance(op, OpOverloadPacket)]
+    operators = [op for op in called if resolve(op).rule is not None]
     if len(operators) == 1:
         return "\n".join([*lines, of_operator(operators[0], samples)])
     return "\n".join([*lines, *(f"  {text}" for op in operators for text in _in_short(op))])

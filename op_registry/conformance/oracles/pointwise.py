@@ -58,10 +58,12 @@ def elementwise(c: Call) -> Any:
             return Expected(out, mask)
         try:
             values = tree_leaves(valid_elements(c, mask))[n]
-            return Expected(torch.zeros_like(out).masked_scatter(mask, values.to(out.dtype)), mask)
         except Exception:
-            # The operator takes no 1-d tensors, or torch scatters no such dtype: its result on the whole operands.
-            return Expected(out, mask)
+            return Expected(out, mask)  # the operator takes no 1-d tensors: its result on the whole operands
+        try:
+            return Expected(torch.zeros_like(out).masked_scatter(mask, values.to(out.dtype)), mask)
+        except NotImplementedError:
+            return Expected(out, mask)  # torch scatters no such dtype
 
     leaves = iter([of_one(out, n) for n, out in enumerate(tree_leaves(plain))])
     return tree_map(lambda _: next(leaves), plain)
