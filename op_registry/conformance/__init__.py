@@ -6,9 +6,9 @@ package imports none. compare.py says how two outcomes differ.
 
 samples.py, own_operators.py, variations.py and masks.py make calls (sample.py); plain_torch.py and oracles/ compute
 what is expected of them; runner.py runs the laws, gaps.py lists exceptions, and verdict.py sums the outcomes up.
-devices.py compares calls on other devices (reference_device.py) with the CPU. python_level.py puts functions that torch
-writes in Python to the laws (python_calls.py, python_distributions.py). mutants.py tests the laws themselves, on rules
-made wrong (mutant_ways.py, mutant_dimensions.py).
+reference_device.py makes devices. python_level.py puts functions that torch writes in Python to the laws
+(python_calls.py, python_distributions.py). mutants.py tests the laws themselves, on rules made wrong (mutant_ways.py,
+mutant_dimensions.py).
 """
 
 from op_registry.conformance.runner import check

@@ -56,18 +56,22 @@ class Case:
     trial        the call that it tests, if it is one under masks
     asked_of     the overload whose rule it tests, for a law that is asked of rules
     plain_raises whether it tests a call that plain torch refuses
+    known        what comes of it, of a case that has been asked together with others
     """
 
     description: str
-    run: Callable[[], None]
+    run: Callable[[], None] = lambda: None
     option: Option | None = None
     repeat: str = ""
     trial: Trial | None = None
     asked_of: str = ""
     plain_raises: bool = False
+    known: tuple[Status, str] | None = None
 
     def outcome(self) -> tuple[Status, str]:
         """The status, and its message."""
+        if self.known is not None:
+            return self.known
         if self.trial is None:
             return status_of(self.run)
         return outcome_of(lambda trial: self.run(), self.trial, self.plain_raises)
@@ -94,6 +98,7 @@ class Law:
     also          further cases beside its trials
     of_rules      whether it is asked of each rule that a call needs; then refusals are told
     of_plain      whether it is asked of plain torch, whatever the subject
+    of_devices    whether it compares a device with the CPU; then it is asked where a device is named, and no other law
     """
 
     name: str
@@ -111,6 +116,7 @@ class Law:
     also: Cases | None = None
     of_rules: bool = False
     of_plain: bool = False
+    of_devices: bool = False
 
 
 def outcome_of(check: Check, trial: Trial, plain_raises: bool = False) -> tuple[Status, str]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch._ops import OpOverload
 
-from op_registry.conformance.devices import on_device
 from op_registry.conformance.gaps import GapTracker, gaps_of
 from op_registry.conformance.law import Case, Check, CheckIn, Law, Option
 from op_registry.conformance.laws import LAWS
+from op_registry.conformance.laws.devices import on_device
 from op_registry.conformance.masks import KINDS, ONE_HOLE, masking
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.reference_device import device_called
@@ -37,7 +37,9 @@ from op_registry.conformance.verdict import Outcome, Report
 from op_registry.laws.categories import REFUSED
 from op_registry.records.fill import zeros_verified
 
-ALL_LAWS = tuple(LAWS)
+# The laws of every device, and those that compare a device with the CPU.
+ALL_LAWS = tuple(name for name, law in LAWS.items() if not law.of_devices)
+OF_DEVICES = tuple(name for name, law in LAWS.items() if law.of_devices)
 MODES = ("aot_eager", "aot_eager_dynamic", "inductor", "inductor_dynamic")
 # The storages that P4 compares with dense: of every masked tensor, or with "_first" of the first one only.
 STORAGES = ("coo", "csr", "csc", "bsr", "bsc", "hybrid", "packed", "time_first_packed", "csr_first", "packed_first")
@@ -256,7 +258,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
         warnings.simplefilter("ignore")
         for law in map(LAWS.__getitem__, settings.laws):
             report.counts.setdefault(law.name, Counter())
-            supported = law.of_plain or law.name in subject.laws
+            supported = law.of_plain or law.of_devices or law.name in subject.laws
             if not supported:
                 report.silences[law.name] = {f"the subject {subject.name!r} does not support it": 1}
             for case in _cases(law, operator, subject, settings, made, report) if supported else ():

@@ -154,7 +154,7 @@ def test_what_a_name_stands_for(name: str, operator: Any) -> None:
         ("F.softmax", {"aten.softmax.int"}), ("F.max_pool2d", {"aten.max_pool2d.default"}),
         ("torch.norm", {"aten.linalg_vector_norm.default"}), ("nn.LSTM", {"aten.lstm.input"}),
         ("nn.Softmax", {"aten.softmax.int"}),
-        ("F.multi_head_attention_forward", {"aten.linear.default", "aten.scaled_dot_product_attention.default"}),
+        ("F.multi_head_attention_forward", {"aten.linear.default", "aten.bmm.default"}),
     ],
 )  # fmt: skip
 def test_what_a_python_function_calls(name: str, called: set[str]) -> None:
