@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from op_registry.conformance import mutant_dimensions as mutant_extents
-from op_registry.conformance import mutants, runner
+from op_registry.conformance import mutants, trials
+from op_registry.conformance.law import storage_of
 from op_registry.conformance.laws import LAWS
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
 from op_registry.conformance.mutant_ways import WAYS
@@ -32,7 +33,6 @@ from op_registry.conformance.samples import (
     variants,
 )
 from op_registry.conformance.subject import find_subject
-from op_registry.conformance.trial import storage_of
 from op_registry.conformance.trials import MODES, OF_DEVICES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.fuzz import command as fuzzing
@@ -222,7 +222,7 @@ def _check(options: argparse.Namespace) -> int:
         names = random.Random(options.seed).sample(names, min(options.draw, len(names)))
     workers = 1 if options.device and options.workers is None else options.workers
     reports = conformance.by_operator(
-        runner.run(names, settings, workers=workers, timeout=options.timeout, results=options.results)
+        trials.run(names, settings, workers=workers, timeout=options.timeout, results=options.results)
     )
     broken = any(report.failures for report in reports)
     _print(options, lambda: conformance.summary(reports), lambda: conformance.as_values(reports, not broken))

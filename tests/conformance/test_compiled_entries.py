@@ -93,7 +93,7 @@ def test_the_summary_has_the_share_the_gaps_and_what_was_not_compared() -> None:
 
 def test_entries_are_drawn_by_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr(command.runner, "run", lambda names, settings, **rest: asked.append(names) or [])
+    monkeypatch.setattr(command.trials, "run", lambda names, settings, **rest: asked.append(names) or [])
     for seed in ("0", "0", "1"):
         arguments = ["check", "--tier", "compiled", "--mode", "inductor_dynamic", "--draw", "5", "--seed", seed]
         assert command.main(arguments) == 0

@@ -13,13 +13,12 @@ from torch import Tensor
 import masked_dispatch as md
 from masked_dispatch.conformance_subject import Eager
 from op_registry.__main__ import main
-from op_registry.conformance.law import outcome_of
+from op_registry.conformance.law import Trial, outcome_of
 from op_registry.conformance.laws.devices import findings, on_device
 from op_registry.conformance.laws.values import compress
 from op_registry.conformance.masks import masking
 from op_registry.conformance.reference_device import DeviceMissing, device_called
 from op_registry.conformance.samples import operator_named
-from op_registry.conformance.trial import Trial
 from op_registry.conformance.trials import Settings, run_operator
 
 

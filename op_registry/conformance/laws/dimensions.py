@@ -26,11 +26,10 @@ from torch._ops import OpOverload
 
 from op_registry.bound import Bound
 from op_registry.conformance.compare import beyond_rounding
-from op_registry.conformance.law import Case, Law, Status
+from op_registry.conformance.law import Broken, Case, Law, Status
 from op_registry.conformance.plain_torch import RecordedCall, Recorder, in_reverse
 from op_registry.conformance.sample import Operator, Sample, chosen, copied, start_random_numbers, tree_leaves, tree_map
 from op_registry.conformance.subject import Subject
-from op_registry.conformance.trial import Broken
 from op_registry.conformance.variations import storable
 from op_registry.dimensions.labels import Dimension, Dimensions, Label, Labels, atoms
 from op_registry.dimensions.movements import Unknown

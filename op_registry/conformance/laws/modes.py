@@ -13,14 +13,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.conformance.compare import Outcome, Tolerance, difference, mask_difference, outcome_difference
-from op_registry.conformance.law import Law
+from op_registry.conformance.law import Broken, Law, NotAsked, Refusal, Trial, gradients_of, observed
 from op_registry.conformance.masks import KNOWN_ZERO, PARTIAL, PLAIN, Masking, masking
 from op_registry.conformance.own_operators import OwnForm, RegisteredOperator
 from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.sample import Operator, Sample, start_random_numbers, tree_leaves, tree_map
 from op_registry.conformance.samples import DatabaseOperator, DirectOperator, overloads_called
 from op_registry.conformance.subject import Observed
-from op_registry.conformance.trial import Broken, NotAsked, Refusal, Trial, gradients_of, observed
 from op_registry.errors import MaskedSemanticsError
 from op_registry.schema import is_view
 
