@@ -11,7 +11,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -45,10 +45,6 @@ OF_OTHER_NAMES = {
 # Attributes that dispatch nothing in Python, although aten has operators of the same name for TorchScript or autograd.
 DISPATCH_NOTHING = ("_version", "data", "device", "grad", "is_leaf", "output_nr", "retains_grad")
 
-WRITTEN_IN_C = (
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
-    types.GetSetDescriptorType,
-)  # fmt: skip
 CFunction = (
     types.BuiltinFunctionType
     | types.MethodDescriptorType
@@ -56,6 +52,7 @@ CFunction = (
     | types.MethodWrapperType
     | types.GetSetDescriptorType
 )
+WRITTEN_IN_C = get_args(CFunction)
 
 
 class UnknownName(LookupError):

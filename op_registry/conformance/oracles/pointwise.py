@@ -87,16 +87,6 @@ oracle(
 )(elementwise)
 
 
-@oracle("prelu", "_prelu_kernel")
-def prelu(c: Call) -> Expected:
-    """Elementwise, one slope for each channel (dimension 1) or for all."""
-    x, weight = c["self"], c["weight"]
-    mask = weight.mask
-    if weight.shape != x.shape and mask.numel() > 1:
-        mask = mask.reshape(-1, *[1] * (x.ndim - 2)) if x.ndim >= 2 else mask
-    return Expected(c.plain(), x.mask & mask.expand(x.shape) if mask.numel() > 1 else x.mask & mask.reshape(()))
-
-
 @oracle("masked_fill")
 def masked_fill(c: Call) -> Expected:
     """An elementwise op never revives an invalid element; an invalid fill value counts only where it is written."""
