@@ -7,6 +7,7 @@ an entry of torch's operator database, as listed by `coverage`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -27,6 +28,7 @@ from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import oracle_for
 from op_registry.conformance.own_operators import Arguments, RegisteredOperator
 from op_registry.conformance.plain_torch import Recorder, calls_of
+from op_registry.conformance.python_level import all_names
 from op_registry.conformance.sample import Sample, tree_leaves, tree_map
 from op_registry.conformance.samples import chosen, database
 from op_registry.conformance.variations import storable
@@ -49,6 +51,8 @@ from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse
 
 WIDTH = 120
+# How many samples of a Python function show what it calls.
+FEW = 3
 HOW = {"each of a list": "the operator on each element of a list"}
 
 
@@ -80,29 +84,31 @@ def explain(name: object, *, samples: bool = True) -> str:
 def as_values(name: str, samples: bool) -> dict[str, Any]:
     """The text of `explain`, and the rule of each overload."""
     text = explain(name, samples=samples)
-    return {"name": name, "overloads": [_fields(op) for op in _overloads(name, samples)], "text": text}
+    return {"name": name, "overloads": [_fields(op) for op in _overloads(name)], "text": text}
 
 
-def _overloads(name: str, samples: bool) -> list[OpOverload]:
+def _overloads(name: str) -> list[OpOverload]:
     """The overloads that a name stands for: an operator's overloads, or those that an entry or a function calls."""
     try:
         target = named(name)
     except UnknownName:
         return list(coverage.known_calls()[name.replace(".", "_")].ops)
-    called = _called(target, samples)[1] if target.operator is None else overloads_of(target.operator)
+    called = _called(target)[1] if target.operator is None else overloads_of(target.operator)
     return [op for op in called if takes_tensor(op) and in_dispatcher(op)]
 
 
-def _called(target: Named, samples: bool) -> tuple[str, Sequence[OpOverload]]:
-    """Where it was seen what a Python function calls, and the overloads: in torch's database, or in its `samples`."""
+def _called(target: Named) -> tuple[str, Sequence[OpOverload]]:
+    """Where it is seen what a Python function calls, and the overloads: in torch's database, or in its samples."""
     below_torch = target.name.removeprefix("torch.")
     known = coverage.known_calls().get(below_torch.removeprefix("Tensor.").replace(".", "_"))
     if known is not None and known.ops:
         return f"with torch's samples (entry {known.name})", known.ops
-    if not samples or target.function is None:
-        return "", ()
-    named_as = f"torch.{below_torch}" if "." not in below_torch else below_torch
-    calls = (op for s in python_level.samples_of(named_as) for op in calls_of(s.fn, *s.args, **s.kwargs))
+    listed = {*all_names()}.intersection((below_torch, f"torch.{below_torch}", f"functional.{below_torch}"))
+    samples: list[Sample] = []
+    for name in listed if target.function is not None else ():
+        with contextlib.suppress(ImportError):  # torch's databases need NumPy
+            samples += [] if python_level.reason_not_called(name) else python_level.samples_of(name)
+    calls = (op for s in samples[:FEW] for op in calls_of(s.fn, *s.args, **s.kwargs))
     return "in sample calls", list(dict.fromkeys(op for op in calls if takes_tensor(op)))
 
 
@@ -247,10 +253,9 @@ def gaps_of(op: OpOverload, rule: Rule) -> Iterable[Gap]:
 def _of_function(target: Named, samples: bool) -> str:
     """Explain a Python function: which operators it calls, according to samples, and what they do."""
     assert target.function is not None
-    where, called = _called(target, samples)
+    where, called = _called(target)
     lines = [f"{target.name} is written in Python ({where_written(target.function)}): it follows its operators' rules."]
-    nothing = "no sample calls an operator" if samples else "nothing, without samples"
-    lines += _row("seen", f"{where}: {', '.join(map(str, called))}" if called else nothing)
+    lines += _row("seen", f"{where}: {', '.join(map(str, called))}" if called else "no sample calls an operator")
     for rule in _inside(target.function):
         lines += _rows("inside", [f"{rule.ops[0]} is {rule.category.name} [{rule.where}]", *words_of(rule)])
     operators = [op for op in called if resolve(op).rule is not None]
