@@ -303,7 +303,7 @@ class Comparison:
             got, want = ([leaf.value for leaf in leaves] for leaves in (mine, theirs))
         wrong = first_difference("leaf", got, want, Tolerance(values=not self.sample.valueless))
         for position, (own, expected) in enumerate(zip(mine, plain, strict=False)):
-            if wrong is None and {*own.devices} - {*expected.devices}:
+            if wrong is None and expected.devices and {*own.devices} - {*expected.devices}:
                 wrong = f"leaf {position}: on {' and '.join(own.devices)} instead of {expected.devices[0]}"
         return wrong
 
