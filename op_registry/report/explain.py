@@ -287,18 +287,17 @@ def _of_entry(name: str) -> str:
     return "\n".join([*lines, *(f"  {text}" for op in calls.ops for text in _in_short(op))])
 
 
-def _in_short(op: Operator) -> list[str]:
-    """One line for each rule, or other way of support, among an operator's overloads; and what the rule says."""
-    lines: dict[str, None] = {}
-    for overload in overloads_of(op):
-        if takes_tensor(overload) and in_dispatcher(overload):
-            meaning = resolve(overload)
-            rule = meaning.rule
-            support = f"{rule.category.name} [{rule.where}]" if rule is not None else meaning.kind
-            lines[f"{operator_name(op)}: {support}"] = None
-            for words in (*law_of_file(rule), *words_of(rule)) if rule is not None else ():
-                lines.update(dict.fromkeys(_wrapped(f"  {words}", "  ")))
-    return list(lines)
+def _in_short(op: OpOverload) -> list[str]:
+    """A line for the rule of an overload, or for another way of support; and what the rule says."""
+    if not takes_tensor(op) or not in_dispatcher(op):
+        return []
+    meaning = resolve(op)
+    rule = meaning.rule
+    if rule is None:
+        return [f"{op}: {meaning.kind}"]
+    words = (*law_of_file(rule), *words_of(rule))
+    said = (line for each in words for line in _wrapped(f"  {each}", "  "))
+    return [f"{op}: {rule.category.name} [{rule.where}]", *said]
 
 
 def _row(title: str, text: str) -> list[str]:
