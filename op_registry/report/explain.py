@@ -13,6 +13,7 @@ import importlib
 import inspect
 import itertools
 import textwrap
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,8 +106,9 @@ def _called(target: Named) -> tuple[str, Sequence[OpOverload]]:
         return f"with torch's samples (entry {known.name})", known.ops
     listed = {*all_names()}.intersection((below_torch, f"torch.{below_torch}", f"functional.{below_torch}"))
     samples: list[Sample] = []
-    for name in listed if target.function is not None else ():
-        with contextlib.suppress(ImportError):  # torch's databases need NumPy
+    with warnings.catch_warnings(), contextlib.suppress(ImportError):  # torch's databases need NumPy
+        warnings.simplefilter("ignore")  # deprecated functions, modules without parameters
+        for name in listed if target.function is not None else ():
             samples += [] if python_level.reason_not_called(name) else python_level.samples_of(name)
     calls = (op for s in samples[:FEW] for op in calls_of(s.fn, *s.args, **s.kwargs))
     return "in sample calls", list(dict.fromkeys(op for op in calls if takes_tensor(op)))
