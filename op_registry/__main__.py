@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from op_registry.conformance import mutant_dimensions as mutant_extents
-from op_registry.conformance import mutants, runner
+from op_registry.conformance import mutants, trials
+from op_registry.conformance.law import storage_of
+from op_registry.conformance.laws import LAWS
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.reference_device import NAMES as DEVICES
-from op_registry.conformance.reference_device import WITHOUT_LAWS, is_there
+from op_registry.conformance.reference_device import WITHOUT_LAWS, DeviceMissing, device_called
 from op_registry.conformance.samples import (
     at_least_one,
     database,
@@ -31,8 +33,7 @@ from op_registry.conformance.samples import (
     variants,
 )
 from op_registry.conformance.subject import find_subject
-from op_registry.conformance.trial import storage_of
-from op_registry.conformance.trials import ALL_LAWS, MODES, STORAGES, Settings, run_operator
+from op_registry.conformance.trials import MODES, OF_DEVICES, STORAGES, Settings, run_operator
 from op_registry.conformance.verdict import Verdict
 from op_registry.fuzz import command as fuzzing
 from op_registry.report import conformance, coverage, explain, python_level
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--op", action="append", help="an entry of the database, or an operator (may be repeated; default: all entries)"
     )
-    check.add_argument("--law", action="append", choices=ALL_LAWS, help="only this law (may be repeated)")
+    check.add_argument("--law", action="append", choices=LAWS, help="only this law (may be repeated)")
     check.add_argument("--sample", type=int, help="only this sample, by its number")
     masks = "; ".join(f"{kind}: {description}" for kind, description in DESCRIPTIONS.items())
     check.add_argument(
@@ -151,8 +152,8 @@ def _parser() -> argparse.ArgumentParser:
         "--device",
         choices=DEVICES,
         help="with --law, run these laws on this device (reference: a device written in Python, which refuses operands "
-        "on the CPU); without, compare one sample of each entry there with the CPU, forward and gradient, with --op, "
-        "--sample, --slice and --subject alone. A device that this machine lacks is skipped",
+        "on the CPU); without, compare one sample of each entry there with the CPU, forward and gradient, in one "
+        "process, or in --workers. A device that this machine lacks is skipped",
     )
 
     wrong = command("mutants", "make built-in rules wrong on purpose, and print which laws notice it")
@@ -174,7 +175,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     most = tier.most if options.most is None else (options.most or None)
     return Settings(
         subject=options.subject,
-        laws=tuple(options.law) if options.law else tier.laws,
+        laws=tuple(options.law) if options.law else OF_DEVICES if options.device else tier.laws,
         most=most,
         most_stored=tier.most_stored if options.most is None else most,
         masks=tuple(options.mask) if options.mask else tier.masks,
@@ -197,11 +198,15 @@ def _check(options: argparse.Namespace) -> int:
     for name in options.op or ():
         _check_operator(name)
     _check_subject(options.subject, options.storage or ())
-    if options.law and options.device in WITHOUT_LAWS:
-        raise UnknownName(f"--device {options.device} has no values that a law could compare: leave out --law")
-    if options.device and not (options.law and is_there(options.device)):
-        return _check_on_device(options)
     settings = _settings(options)
+    if options.device in WITHOUT_LAWS and not set(settings.laws) <= set(OF_DEVICES):
+        raise UnknownName(f"--device {options.device} has no values that a law could compare: leave out --law")
+    try:
+        device_called(options.device or "cpu")
+    except DeviceMissing as reason:
+        skipped = f"no device {options.device} on this machine ({reason})"
+        _print(options, lambda: f"skipped: {skipped}", lambda: {"device": options.device, "skipped": skipped})
+        return 0
     if options.op and (options.workers == 0 or len(options.op) == 1):
         verdict = Verdict(tuple(run_operator(o, settings) for name in options.op for o in operators_of(name)))
         _print(options, lambda: str(verdict), lambda: conformance.as_values(verdict.reports, bool(verdict)))
@@ -215,8 +220,9 @@ def _check(options: argparse.Namespace) -> int:
         raise UnknownName("no operator is in this part (--slice), and a check of nothing does not succeed")
     if options.draw is not None:
         names = random.Random(options.seed).sample(names, min(options.draw, len(names)))
+    workers = 1 if options.device and options.workers is None else options.workers
     reports = conformance.by_operator(
-        runner.run(names, settings, workers=options.workers, timeout=options.timeout, results=options.results)
+        trials.run(names, settings, workers=workers, timeout=options.timeout, results=options.results)
     )
     broken = any(report.failures for report in reports)
     _print(options, lambda: conformance.summary(reports), lambda: conformance.as_values(reports, not broken))
@@ -227,20 +233,6 @@ def _check(options: argparse.Namespace) -> int:
     if options.table_of_storages is not None:
         options.table_of_storages.write_text(coverage.table_of_shares(conformance.storage_shares(reports)))
     return 1 if broken else 0
-
-
-# Options of `check` that choose trials of laws: a comparison on a device has none.
-NOT_ON_DEVICES = ("mask", "dtype", "mode", "storage", "most", "variants")
-
-
-def _check_on_device(options: argparse.Namespace) -> int:
-    given = [f"--{name}" for name in NOT_ON_DEVICES if getattr(options, name)]
-    if given and not options.law:
-        raise UnknownName(f"--device without --law compares with the CPU: add --law, or leave out {', '.join(given)}")
-    names = [operator_named(name).name for name in options.op or ()] or list(database())
-    report = conformance.on_device(names[options.slice], options.device, options.subject, options.sample)
-    _print(options, lambda: str(report), report.as_values, " --device")
-    return 1 if report.differs else 0
 
 
 def _mutants(options: argparse.Namespace) -> int:

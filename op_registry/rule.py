@@ -69,15 +69,11 @@ OVERRIDE = Category("override", "as its own documentation says")
 
 @dataclass(frozen=True)
 class Gap:
-    """A named exception to a law, with its reason; `law` and `where` identify the check that must fail.
-
-    upstream  P7: the cause is torch's, whose own TwoTensor has to fail in the same mode (laws/modes.py of conformance)
-    """
+    """A named exception to a law, with its reason; `law` and `where` identify the check that must fail."""
 
     law: str
     why: str
     where: str = ""
-    upstream: bool = False
 
     def __str__(self) -> str:
         return f"gap in {self.law}{f' ({self.where})' if self.where else ''}: {self.why}"

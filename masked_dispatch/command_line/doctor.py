@@ -21,9 +21,9 @@ from masked_dispatch.conformance_subject import eager
 from masked_dispatch.versions import TESTED
 from op_registry import registry
 from op_registry.conformance import check
-from op_registry.conformance.devices import findings
 from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.samples import overload_named
+from op_registry.conformance.trials import OF_DEVICES, Settings, run_operator
 
 MODULES = (dispatch, engine, distributed, compiler, graphs)
 # What torch writes with operators of its own choice, and what is easily lost; the tests try the other values too.
@@ -109,8 +109,9 @@ def _laws() -> tuple[int, list[str]]:
 
 def _compared(device: torch.device) -> tuple[int, list[str]]:
     """Values, masks and gradients there against those of the CPU."""
-    results = [f for n in OPERATORS for f in findings(RegisteredOperator(overload_named(f"aten.{n}")), device, eager)]
-    return len(OPERATORS), [f"{f.entry}, {f.what}: {f.reason}" for f in results if f.status == "different"]
+    settings = Settings(subject=f"{eager.__module__}:eager", laws=OF_DEVICES, device=device.type)
+    reports = [run_operator(RegisteredOperator(overload_named(f"aten.{name}")), settings) for name in OPERATORS]
+    return len(OPERATORS), [f"{r.operator}, {o.law}: {o.message}" for r in reports for o in r.failures]
 
 
 def as_document(done: list[Part]) -> dict[str, Any]:

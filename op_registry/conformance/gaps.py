@@ -2,13 +2,12 @@
 
 A rule declares its own gaps (``rule.gap("P6", why=…)``). The table here is for entries of torch's database whose
 failures have another cause: torch itself, or several rules together. `where` narrows a gap to trials whose description
-contains all of its words: ``"float32 sample 3 half"``, and for P7 the mode. An upstream gap belongs to torch's
-compiler: torch's own TwoTensor has to fail there as well.
+contains all of its words: ``"float32 sample 3 half"``, and for P7 the mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from op_registry.conformance.law import Status
 from op_registry.conformance.own_operators import RegisteredOperator
@@ -143,9 +142,6 @@ def covers(gap: Gap, law: str, description: str) -> bool:
 
 # --------------------------- which failures of an operator its named gaps cover, and which of these gaps no longer fail
 
-# A call to compare a failure with: says how that call fails too, or returns None.
-Control = Callable[[], "str | None"]
-
 
 class GapTracker:
     """The gaps of an operator, with a record of which gaps trials tested and which still fail."""
@@ -155,28 +151,15 @@ class GapTracker:
         self.tested: set[int] = set()
         self.failed: set[int] = set()
 
-    def judged(
-        self, law: str, description: str, status: Status, message: str, control: Control | None = None
-    ) -> tuple[Status, str]:
-        """A trial's outcome, with the status "gap" if a gap covers its failure.
-
-        control  runs beside every failure; if it does not fail, an upstream gap covers nothing
-        """
+    def judged(self, law: str, description: str, status: Status, message: str) -> tuple[Status, str]:
+        """A trial's outcome, with the status "gap" if a gap covers its failure."""
         covering = [n for n, gap in enumerate(self.gaps) if covers(gap, law, description)]
         if status != "not asked":
             self.tested.update(covering)
-        if status not in ("broken", "error", "refused"):
-            return status, message
-        theirs = control() if control is not None else None
-        if theirs is not None:
-            message += f"; torch's own TwoTensor fails too: {theirs}"
-        if not covering:
+        if status not in ("broken", "error", "refused") or not covering:
             return status, message
         self.failed.update(covering)
-        gap = self.gaps[covering[0]]
-        if gap.upstream and theirs is None:
-            return "broken", f"{message}; named as torch's failure, but torch's own TwoTensor does not fail: {gap}"
-        return "gap", f"{gap.why} ({message})"
+        return "gap", f"{self.gaps[covering[0]].why} ({message})"
 
     def closed(self) -> list[Gap]:
         """Gaps that were tested and no longer fail."""

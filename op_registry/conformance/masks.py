@@ -122,9 +122,7 @@ def _mask(kind: str, tensor: Tensor, generator: torch.Generator) -> Tensor | Non
 def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | None:
     """The masks of `kind` for these tensors; None if the kind does not fit them."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{kind} {seed}".encode()))
-    if kind == "half_others" and len(tensors) < 2:
-        return None
-    if kind == "half_first" and len(tensors) < 2:
+    if kind in ("half_first", "half_others") and len(tensors) < 2:
         return None
     like_first = [t.dtype is tensors[0].dtype for t in tensors] if tensors else []
     if kind == "half_values" and (sum(like_first) < 2 or all(like_first)):

@@ -115,10 +115,12 @@ def wrong_derivative(sample: Sample, seed: int = 0) -> str | None:
     wanted = [n for n in sorted(variables(sample, seed)) if sample.tensors[n].dtype is torch.float64]
     for n in wanted if order else ():
         direction = weighting(sample.tensors[n], 300 + n)
-        for which, scalar_of in (("derivative", _value_at), ("second derivative", _slope_at))[:order]:
-            slope = scalar_of(sample, seed, n, direction, 0.0)[1]
-            ahead, behind = (scalar_of(sample, seed, n, direction, step)[0] for step in (STEP, -STEP))
-            differences = (ahead - behind) / (2 * STEP)
+        (here, moved), (ahead, _), (behind, _) = (
+            _scalars(sample, seed, n, step * direction, order) for step in (0.0, STEP, -STEP)
+        )
+        for which, *scalars in zip(("derivative", "second derivative"), here, ahead, behind, strict=False):
+            slope = _along(scalars[0], moved, direction)
+            differences = (float(scalars[1].detach()) - float(scalars[2].detach())) / (2 * STEP)
             if not close_to_differences(slope, differences):
                 return (
                     f"the {which} by {_named_argument(sample, n)} along a direction is {slope:.6g}, central "
@@ -145,35 +147,28 @@ def close_to_differences(along: float, slope: float) -> bool:
     return abs(slope - along) <= ABSOLUTE + RELATIVE * abs(slope) or slope != slope
 
 
-def _value_at(sample: Sample, seed: int, n: int, direction: Tensor, step: float) -> tuple[float, float]:
-    """A weighted sum of the results with tensor `n` moved by a step, and its derivative along the direction."""
-    scalar, moved = _scalar_of_moved(sample, seed, n, direction, step)
-    return float(scalar.detach()), 0.0 if step else _along(scalar, moved, direction)
-
-
-def _slope_at(sample: Sample, seed: int, n: int, direction: Tensor, step: float) -> tuple[float, float]:
-    """The derivative of that along another direction, and its own derivative along the first."""
-    scalar, moved = _scalar_of_moved(sample, seed, n, direction, step)
-    (gradient,) = torch.autograd.grad(scalar, moved, allow_unused=True, create_graph=True)
-    if gradient is None:
-        return 0.0, 0.0
-    slope = (gradient * weighting(gradient, 400 + n)).sum()
-    return float(slope.detach()), 0.0 if step or not slope.requires_grad else _along(slope, moved, direction)
-
-
-def _along(scalar: Tensor, moved: Tensor, direction: Tensor) -> float:
-    (gradient,) = torch.autograd.grad(scalar, moved, allow_unused=True)
-    return 0.0 if gradient is None else float((gradient * direction).sum())
-
-
-def _scalar_of_moved(sample: Sample, seed: int, n: int, direction: Tensor, step: float) -> tuple[Tensor, Tensor]:
+def _scalars(sample: Sample, seed: int, n: int, step: Tensor, order: int) -> tuple[list[Tensor], Tensor]:
+    """A weighted sum of the results with tensor `n` moved and, at second order, its slope along a direction."""
     args, kwargs, copies = sample.copies(frozenset({n}))
     with torch.no_grad():
-        copies[n] += step * direction
+        copies[n] += step
     start_random_numbers(seed)
     result = sample.differentiable_part(sample.fn(*args, **kwargs))
     scalar = weighted_sum([(leaf, None) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
-    return (copies[n].sum() * 0 if scalar is None else scalar), copies[n]
+    if scalar is None:
+        return [torch.zeros(())] * order, copies[n]
+    if order < 2:
+        return [scalar], copies[n]
+    (gradient,) = torch.autograd.grad(scalar, copies[n], allow_unused=True, create_graph=True)
+    slope = torch.zeros(()) if gradient is None else (gradient * weighting(gradient, 400 + n)).sum()
+    return [scalar, slope], copies[n]
+
+
+def _along(scalar: Tensor, moved: Tensor, direction: Tensor) -> float:
+    if not scalar.requires_grad:
+        return 0.0
+    (gradient,) = torch.autograd.grad(scalar, moved, allow_unused=True, retain_graph=True)
+    return 0.0 if gradient is None else float((gradient * direction).sum())
 
 
 def _named_argument(sample: Sample, n: int) -> str:

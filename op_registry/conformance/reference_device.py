@@ -42,15 +42,6 @@ def device_called(name: str) -> torch.device:
         raise DeviceMissing(f"{type(error).__name__}: {str(error).partition('. ')[0]}") from error
 
 
-def is_there(name: str) -> bool:
-    """Whether this machine has the device."""
-    try:
-        device_called(name)
-    except DeviceMissing:
-        return False
-    return True
-
-
 @functools.cache
 def _reference() -> torch.library.Library:
     """The object that keeps the reference device's kernels registered."""

@@ -230,18 +230,8 @@ class DirectOperator(Operator):
         for sample in self.entry.samples(dtype)[:MOST_RECORDED]:
             for op, args, kwargs in Recorder().recorded(sample.fn, *sample.args, **sample.kwargs):
                 if op is self.op:
-                    own_args, own_kwargs = tree_map(copied, (args, kwargs))
-                    direct.append(
-                        Sample(
-                            op,
-                            own_args,
-                            own_kwargs,
-                            len(direct),
-                            dtype,
-                            valueless=sample.valueless,
-                            uninitialised=sample.uninitialised,
-                        )
-                    )
+                    call = _direct_call(sample, op, args, kwargs)
+                    direct.append(dataclasses.replace(call, number=len(direct)))
         return [*direct, *_enlarged(direct)] if len(direct) < FEW else direct
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from op_registry.conformance.samples import at_least_one
 from op_registry.conformance.subject import Subject, find_subject
@@ -25,7 +24,7 @@ from op_registry.fuzz.generating import FEWEST_STEPS, Choices, program_from
 from op_registry.fuzz.laws import LAWS, Law, telling_garbage
 from op_registry.fuzz.padded_programs import can_be_drawn, program_of_samples
 from op_registry.fuzz.padding import IN_A_GRAPH, OWN, Tally, batch_is_its_samples
-from op_registry.fuzz.programs import Program, Source, Step, data_of, mask_under, results_of, with_garbage
+from op_registry.fuzz.programs import Program, Source, Step, results_of
 from op_registry.progress import progress
 from op_registry.workers import Lost, in_processes
 
@@ -380,9 +379,6 @@ def _with_smaller_shapes(program: Program) -> Iterator[Program]:
 
 # -------------------------------------------------------------------------------- a program as code that runs by itself
 
-# Tensors of more elements are made from their seed.
-MOST_WRITTEN_OUT = 64
-
 HEAD = """import torch
 import torch.nn.functional as F
 from torch import inf, nan
@@ -404,13 +400,13 @@ def snippet(
     own       whether the extents of padded batches are tensors of their own
     compiled  whether a program on padded batches is run in a graph
     """
-    if any(source.axes for source in program.sources):
-        return _of_samples(program, subject, own, compiled)
+    names = ", ".join(source.name for source in program.sources)
     lines = [HEAD.format(subject=repr(subject) if subject else "")]
-    masks: dict[str, Tensor | None] = {}
-    for source in program.sources:
-        masks[source.name] = mask_under(source, masks)
-        lines += _source_lines(source, masks[source.name], garbage)
+    lines += [f"{source.name} = {source!r}" for source in program.sources]
+    lines.append(f"given = [{names}]")
+    if any(source.axes for source in program.sources):
+        return "\n".join([*lines, *_of_samples(program, names, own, compiled)]) + "\n"
+    lines.append(f"{names}, = programs.wrapped(given, subject, {garbage}).values()")
     for step in program.steps:
         if step.random:
             lines.append(f"torch.manual_seed({program.seed})")
@@ -419,17 +415,13 @@ def snippet(
     return "\n".join(lines) + "\n"
 
 
-def _of_samples(program: Program, subject: str | None, own: bool, compiled: bool) -> str:
+def _of_samples(program: Program, names: str, own: bool, compiled: bool) -> list[str]:
     """The program as a function; it prints the values of the batch, with their extents, and those of each sample."""
-    names = [source.name for source in program.sources]
-    values = [step.name for step in program.steps]
-    lines = [HEAD.format(subject=repr(subject) if subject else "")]
-    lines += [f"{source.name} = {source!r}" for source in program.sources]
-    lines += [f"given = [{', '.join(names)}]", "", "", f"def program({', '.join(names)}):"]
-    lines += [f"    {step.line()}" for step in program.steps]
-    lines += [f"    return {{{', '.join(f'{name!r}: {name}' for name in values)}}}", "", ""]
+    values = ", ".join(f"{step.name!r}: {step.name}" for step in program.steps)
     function = 'torch.compile(program, fullgraph=True, backend="aot_eager")' if compiled else "program"
-    lines += [
+    return [
+        *("", "", f"def program({names}):", *(f"    {step.line()}" for step in program.steps)),
+        *(f"    return {{{values}}}", "", ""),
         f"batch = {function}(*(padding.batch_of(s, {program.seed}, subject, own={own}) for s in given))",
         "for name, value in batch.items():",
         "    print(name, value, 'there:', subject.extent(value), sep='\\n')",
@@ -439,35 +431,3 @@ def _of_samples(program: Program, subject: str | None, own: bool, compiled: bool
         "    except (RuntimeError, IndexError, ValueError) as error:",
         "        print('sample', row, 'raises', error)",
     ]
-    return "\n".join(lines) + "\n"
-
-
-def _source_lines(source: Source, mask: Tensor | None, garbage: int | None) -> list[str]:
-    name, data = source.name, data_of(source)
-    if garbage is not None and source.mask != "plain":
-        data = with_garbage(data, mask, source.seed + garbage)
-    if data.numel() > MOST_WRITTEN_OUT:
-        made = f"programs.data_of({source!r})"
-        if garbage is not None and mask is not None:
-            made = f"programs.with_garbage({made}, {name}_mask, {source.seed + garbage})"
-    else:
-        made = f"torch.tensor({data.tolist()}, dtype={data.dtype}).reshape({source.shape})"
-    if source.mask == "plain":
-        return [f"{name} = {made}.requires_grad_({source.requires_grad})"]
-    lines = [f"{name}_mask = {_mask_code(source, mask)}"]
-    lines.append(f"{name} = subject.wrap({made}, {name}_mask, requires_grad={source.requires_grad})")
-    if source.storage != "dense":
-        lines.append(
-            f"{name} = subject.stored({name}, {source.storage!r}, {source.requires_grad}, explicit_invalid=True)"
-        )
-    return lines
-
-
-def _mask_code(source: Source, mask: Tensor | None) -> str:
-    if mask is None:
-        return "None"
-    if source.under is not None:
-        return f"{source.under}_mask"
-    if mask.numel() > MOST_WRITTEN_OUT or source.mask == "permuted":
-        return f"programs.mask_of({source!r})"
-    return f"torch.tensor({mask.tolist()}).reshape({tuple(mask.shape)})"

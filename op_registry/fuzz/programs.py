@@ -176,8 +176,8 @@ def wrapped(
     masks: dict[str, Tensor | None] = {}
     for source in sources:
         numbers = data_of(source) if data is None else data[source.name].clone()
-        mask = mask_under(source, masks)
-        masks[source.name] = mask
+        under = None if source.mask == "plain" else source.under
+        mask = masks[source.name] = masks[under] if under is not None and under in masks else mask_of(source)
         if garbage is not None:
             numbers = with_garbage(numbers, mask, source.seed + garbage)
         if source.mask == "plain":
@@ -188,13 +188,6 @@ def wrapped(
             value = subject.stored(value, source.storage, source.requires_grad, explicit_invalid=True)
         values[source.name] = value
     return values
-
-
-def mask_under(source: Source, masks: dict[str, Tensor | None]) -> Tensor | None:
-    """The source's mask; if it shares another source's mask, the same tensor."""
-    if source.mask == "plain" or source.under not in masks:
-        return mask_of(source)
-    return masks[source.under]
 
 
 def plain(sources: Sequence[Source]) -> dict[str, object]:

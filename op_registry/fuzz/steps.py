@@ -29,6 +29,7 @@ from torch._ops import OpOverload
 
 from op_registry.fuzz.programs import Step
 from op_registry.registry import registry
+from op_registry.schema import is_inplace, mutable_forms
 
 
 @dataclass(frozen=True)
@@ -222,26 +223,11 @@ def _suitable(op: OpOverload) -> bool:
 
 
 def _calls_of(op: OpOverload) -> Iterator[Call]:
-    written = op._schema.is_mutable
-    if not written:
+    if not op._schema.is_mutable:
         yield from _call(op, False)
-    in_place = _in_place_form(op)
-    if in_place is not None:
-        yield from _call(in_place, True)
-
-
-def _in_place_form(op: OpOverload) -> OpOverload | None:
-    namespace, _, name = op._schema.name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), name if op._schema.is_mutable else f"{name}_", None)
-    overload = op._schema.overload_name or "default"
-    if packet is None or overload not in packet.overloads() or f"{name}_".startswith(UNSUITABLE):
-        return None
-    form: OpOverload = getattr(packet, overload)
-    first = form._schema.arguments[0]
-    only_the_first = [a for a in form._schema.arguments if a.alias_info is not None and a.alias_info.is_write] == [
-        first
-    ]
-    return form if only_the_first else None
+    for form in (op, *mutable_forms(op)):
+        if is_inplace(form) and not form._schema.name.partition("::")[2].startswith(UNSUITABLE):
+            yield from _call(form, True)
 
 
 def _call(op: OpOverload, writes: bool) -> Iterator[Call]:

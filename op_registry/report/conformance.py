@@ -1,21 +1,17 @@
-"""The results of `check`: counts by law, failures with their repro lines, and tables of rules and devices."""
+"""The results of `check`: counts by law, failures with their repro lines, and tables of rules."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from op_registry.conformance.devices import Finding, OnXla, findings
+from op_registry.conformance.laws import LAWS
 from op_registry.conformance.mutants import Fate, alarms
-from op_registry.conformance.reference_device import DeviceMissing, device_called
-from op_registry.conformance.samples import database, operator_named, overload_named, overloads_called
-from op_registry.conformance.subject import find_subject
-from op_registry.conformance.trials import ALL_LAWS
+from op_registry.conformance.samples import database, overload_named, overloads_called
+from op_registry.conformance.trials import OF_DEVICES
 from op_registry.conformance.verdict import Outcome, Report, answer_of
-from op_registry.progress import Bar
 from op_registry.registry import registry
 from op_registry.report.coverage import DTYPES, by_family, family_of, grouped
 from op_registry.rule import packet_name
@@ -57,7 +53,7 @@ def summary(reports: Sequence[Report]) -> str:
         lines.append(f"P2 had no oracle in {sum(no_oracle.values())} trials, for {len(no_oracle)} reasons:")
         lines += [f"    {count:5d}  {reason.removeprefix('no oracle: ')}" for reason, count in no_oracle.most_common()]
     lines += storage_lines(reports)
-    lines += modes_lines(reports)
+    lines += silent_lines(reports)
     undecided = Counter(law for r in reports for law in r.counts if answer_of(r, law).decision == "undecided")
     if undecided:
         lines.append("undecided: " + ", ".join(f"{law} of {n} operators" for law, n in sorted(undecided.items())))
@@ -78,7 +74,7 @@ def as_values(reports: Sequence[Report], holds: bool) -> dict[str, Any]:
 
 
 def _values(report: Report) -> dict[str, Any]:
-    answers = [answer_of(report, law) for law in ALL_LAWS if law in report.counts or law in report.exemptions]
+    answers = [answer_of(report, law) for law in LAWS if law in report.counts or law in report.exemptions]
     laws = {
         answer.law: {
             "decision": answer.decision,
@@ -108,11 +104,13 @@ def _share(part: int, of: int) -> str:
     return f" ({100 * part / of:.2f} % of {of})" if of else ""
 
 
-def modes_lines(reports: Sequence[Report]) -> list[str]:
-    """Why P7 had nothing to compare, by the number of operators; and its named gaps, each with its error."""
-    unasked = (r for r in reports if r.silences.get("P7") and not r.asked("P7"))
-    silent = grouped((next(iter(r.silences["P7"])).partition(":")[0], r.operator) for r in unasked)
-    lines = [f"P7 compared nothing of {len(names)} ({', '.join(names)}): {why}" for why, names in silent.items()]
+def silent_lines(reports: Sequence[Report]) -> list[str]:
+    """Why P7, or a comparison with the CPU, had nothing to compare, by the number of operators; named gaps of P7."""
+    lines = []
+    for law in ("P7", *OF_DEVICES):
+        unasked = (r for r in reports if r.silences.get(law) and not r.asked(law))
+        silent = grouped((next(iter(r.silences[law])).partition(":")[0], r.operator) for r in unasked)
+        lines += [f"{law} compared nothing of {len(n)} ({', '.join(n)}): {why}" for why, n in silent.items()]
     gaps = [o for r in reports for o in r.outcomes if o.law == "P7" and o.status == "gap"]
     return lines + [f"gap in P7: {o.message}\n    {o.repro}" for o in gaps]
 
@@ -273,83 +271,6 @@ def _shortened(reason: str) -> str:
     text = re.sub(r"x\[[^\]]*\]", "a slice", text)
     text = re.sub(r"of shape \([^)]*\)|\[[^\]]*\]|\bx\b|\d+", "…", text.partition(". ")[0]).strip()
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-
-
-# ------------------------------------------------------------------------------ --device: every entry on another device
-
-WHATS = ("results", "gradients")
-
-
-@dataclass(frozen=True)
-class OnDevice:
-    """The findings of entries on a device, or why a device that this machine lacks is skipped.
-
-    reasons  whether the text has a line for every finding, not only for those that differ
-    """
-
-    device: str
-    findings: Sequence[Finding]
-    skipped: str = ""
-    reasons: bool = False
-
-    @property
-    def differs(self) -> bool:
-        return any(finding.status == "different" for finding in self.findings)
-
-    def __str__(self) -> str:
-        """Counts, the entries that could not be compared, and a command for each that differs."""
-        if self.skipped:
-            return f"skipped: {self.skipped}"
-        lines = []
-        for what in WHATS:
-            of_what = [finding for finding in self.findings if finding.what == what]
-            statuses = Counter(finding.status for finding in of_what)
-            lines.append(
-                f"{what} on {self.device}: {statuses['equal']} equal to the CPU's, {statuses['refused']} refused on "
-                f"both, {statuses['different']} different, {statuses['not comparable']} not comparable"
-            )
-            lines += [f"    {line}" for line in not_comparable(of_what)]
-        for finding in self.findings:
-            if finding.status == "different":
-                repeat = repro_on_device(finding, self.device)
-                lines.append(f"{finding.entry}, {finding.what}: {finding.reason}\n    {repeat}")
-            elif self.reasons:
-                lines.append(f"{finding.entry}, {finding.what}: {finding.status} {finding.reason}".rstrip())
-        return "\n".join(lines)
-
-    def as_values(self) -> dict[str, Any]:
-        findings = [
-            {"entry": each.entry, "of": each.what, "status": each.status, "reason": each.reason, "sample": each.sample}
-            for each in self.findings
-        ]
-        return {"device": self.device, "skipped": self.skipped, "findings": findings}
-
-
-def on_device(names: Sequence[str], name: str, subject: str | None = None, sample: int | None = None) -> OnDevice:
-    """Compare entries on the device of this name with the CPU."""
-    try:
-        device = device_called(name)
-    except DeviceMissing as reason:
-        return OnDevice(name, (), f"no device {name} on this machine ({reason})")
-    tested, comparison = find_subject(subject), OnXla if device.type == "jax" else None
-    results: list[Finding] = []
-    with Bar(len(names), "entry") as bar:
-        for entry in names:
-            results += findings(operator_named(entry), device, tested, sample, comparison)
-            bar.advance(entry)
-    return OnDevice(name, results, reasons=len(names) == 1)
-
-
-def not_comparable(results: Iterable[Finding]) -> list[str]:
-    """A line for each kind of reason, with its entries."""
-    entries = grouped((f.reason.partition(":")[0], f.entry) for f in results if f.status == "not comparable")
-    return [f"{reason}: {', '.join(sorted(names))}" for reason, names in sorted(entries.items())]
-
-
-def repro_on_device(finding: Finding, device: str) -> str:
-    """The command that repeats a finding."""
-    sample = "" if finding.sample is None else f" --sample {finding.sample}"
-    return f"python -m op_registry check --device {device} --op {finding.entry}{sample}"
 
 
 # -------------------------------------------------------------------------------------------------------------- mutants

@@ -7,11 +7,13 @@ an entry of torch's operator database, as listed by `coverage`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import itertools
 import textwrap
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +22,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 
 from op_registry.conformance.gaps import TABLE
 from op_registry.conformance.masks import masking
 from op_registry.conformance.oracles import oracle_for
 from op_registry.conformance.own_operators import Arguments, RegisteredOperator
-from op_registry.conformance.plain_torch import Recorder
+from op_registry.conformance.plain_torch import Recorder, calls_of
+from op_registry.conformance.python_level import all_names
 from op_registry.conformance.sample import Sample, tree_leaves, tree_map
 from op_registry.conformance.samples import chosen, database
 from op_registry.conformance.variations import storable
@@ -37,8 +40,8 @@ from op_registry.progress import progress
 from op_registry.records.dense import Dense, map_tensors
 from op_registry.records.validity import as_int8
 from op_registry.registry import registry
-from op_registry.report import coverage
-from op_registry.report.names import Named, Operator, UnknownName, named, operator_name, operators_called, overloads_of
+from op_registry.report import coverage, python_level
+from op_registry.report.names import Named, Operator, UnknownName, named, operator_name, overloads_of
 from op_registry.resolve import Meaning, resolve
 from op_registry.rule import Gap, InsideRule, Rule, in_dispatcher, packet_name, path_in_package, takes_tensor
 from op_registry.schema import single_form
@@ -49,6 +52,8 @@ from op_registry.sparse.permuted import Permuted
 from op_registry.sparse.record import NotLowered, Sparse
 
 WIDTH = 120
+# How many samples of a Python function show what it calls.
+FEW = 3
 HOW = {"each of a list": "the operator on each element of a list"}
 
 
@@ -89,16 +94,24 @@ def _overloads(name: str) -> list[OpOverload]:
         target = named(name)
     except UnknownName:
         return list(coverage.known_calls()[name.replace(".", "_")].ops)
-    operators: list[Operator] = [target.operator] if target.operator is not None else []
-    if target.function is not None:
-        known = _known_calls(target)
-        operators = [*known.ops] if known is not None and known.ops else [*operators_called(target.function)]
-    return [op for operator in operators for op in overloads_of(operator) if takes_tensor(op) and in_dispatcher(op)]
+    called = _called(target)[1] if target.operator is None else overloads_of(target.operator)
+    return [op for op in called if takes_tensor(op) and in_dispatcher(op)]
 
 
-def _known_calls(target: Named) -> coverage.Calls | None:
-    """What torch's samples of a function call, if they are an entry of its database."""
-    return coverage.known_calls().get(target.name.removeprefix("torch.").replace(".", "_"))
+def _called(target: Named) -> tuple[str, Sequence[OpOverload]]:
+    """Where it is seen what a Python function calls, and the overloads: in torch's database, or in its samples."""
+    below_torch = target.name.removeprefix("torch.")
+    known = coverage.known_calls().get(below_torch.removeprefix("Tensor.").replace(".", "_"))
+    if known is not None and known.ops:
+        return f"with torch's samples (entry {known.name})", known.ops
+    listed = {*all_names()}.intersection((below_torch, f"torch.{below_torch}", f"functional.{below_torch}"))
+    samples: list[Sample] = []
+    with warnings.catch_warnings(), contextlib.suppress(ImportError):  # torch's databases need NumPy
+        warnings.simplefilter("ignore")  # deprecated functions, modules without parameters
+        for name in listed if target.function is not None else ():
+            samples += [] if python_level.reason_not_called(name) else python_level.samples_of(name)
+    calls = (op for s in samples[:FEW] for op in calls_of(s.fn, *s.args, **s.kwargs))
+    return "in sample calls", list(dict.fromkeys(op for op in calls if takes_tensor(op)))
 
 
 def _fields(op: OpOverload) -> dict[str, Any]:
@@ -240,22 +253,14 @@ def gaps_of(op: OpOverload, rule: Rule) -> Iterable[Gap]:
 
 
 def _of_function(target: Named, samples: bool) -> str:
-    """Explain a Python function: which operators it calls, according to samples and its source, and what they do."""
+    """Explain a Python function: which operators it calls, according to samples, and what they do."""
     assert target.function is not None
-    read = operators_called(target.function)
-    known = _known_calls(target)
+    where, called = _called(target)
     lines = [f"{target.name} is written in Python ({where_written(target.function)}): it follows its operators' rules."]
-    if known is not None and known.ops:
-        lines += _row("seen", f"with torch's samples (entry {known.name}): {', '.join(map(str, known.ops))}")
-    if read:
-        names = ", ".join(map(operator_name, read))
-        lines += _row("read", f"in its source, arithmetic and branches not followed: {names}")
-    if not read and known is None:
-        lines += _row("read", "no operator call is found in its source")
-    seen = [op for op in known.ops if resolve(op).rule is not None] if known is not None else []
+    lines += _row("seen", f"{where}: {', '.join(map(str, called))}" if called else "no sample calls an operator")
     for rule in _inside(target.function):
         lines += _rows("inside", [f"{rule.ops[0]} is {rule.category.name} [{rule.where}]", *words_of(rule)])
-    operators: list[Operator] = [*seen] or [op for op in read if isinstance(op, OpOverloadPacket)]
+    operators = [op for op in called if resolve(op).rule is not None]
     if len(operators) == 1:
         return "\n".join([*lines, of_operator(operators[0], samples)])
     return "\n".join([*lines, *(f"  {text}" for op in operators for text in _in_short(op))])
@@ -284,18 +289,17 @@ def _of_entry(name: str) -> str:
     return "\n".join([*lines, *(f"  {text}" for op in calls.ops for text in _in_short(op))])
 
 
-def _in_short(op: Operator) -> list[str]:
-    """One line for each rule, or other way of support, among an operator's overloads; and what the rule says."""
-    lines: dict[str, None] = {}
-    for overload in overloads_of(op):
-        if takes_tensor(overload) and in_dispatcher(overload):
-            meaning = resolve(overload)
-            rule = meaning.rule
-            support = f"{rule.category.name} [{rule.where}]" if rule is not None else meaning.kind
-            lines[f"{operator_name(op)}: {support}"] = None
-            for words in (*law_of_file(rule), *words_of(rule)) if rule is not None else ():
-                lines.update(dict.fromkeys(_wrapped(f"  {words}", "  ")))
-    return list(lines)
+def _in_short(op: OpOverload) -> list[str]:
+    """A line for the rule of an overload, or for another way of support; and what the rule says."""
+    if not takes_tensor(op) or not in_dispatcher(op):
+        return []
+    meaning = resolve(op)
+    rule = meaning.rule
+    if rule is None:
+        return [f"{op}: {meaning.kind}"]
+    words = (*law_of_file(rule), *words_of(rule))
+    said = (line for each in words for line in _wrapped(f"  {each}", "  "))
+    return [f"{op}: {rule.category.name} [{rule.where}]", *said]
 
 
 def _row(title: str, text: str) -> list[str]:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from op_registry import MaskedSemanticsError, check, registry
 from op_registry.__main__ import TIERS, main
 from op_registry.authoring import elementwise
-from op_registry.conformance import find_subject, gaps, runner, samples
+from op_registry.conformance import find_subject, gaps, samples, trials
 from op_registry.conformance.laws.modes import guards_not_timed
 from op_registry.conformance.masks import FILLS, KINDS, ONE_HOLE, PLAIN, masking, refilled
 from op_registry.conformance.plain_torch import calls_of
@@ -177,17 +177,17 @@ def test_storage_may_hold_explicit_invalid_elements() -> None:
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(subject="records", laws=("P2",), most=1, masks=("half",))
-    monkeypatch.setattr(runner, "fingerprint", lambda settings: "these sources")
+    monkeypatch.setattr(trials, "fingerprint", lambda settings: "these sources")
     results = tmp_path / "results.jsonl"
     in_this_process = [run_operator(name, settings) for name in ("cos", "exp")]
-    monkeypatch.setattr(runner, "_in_workers", lambda *rest: in_this_process)
-    first = runner.run(["cos", "exp"], settings, results=results)
+    monkeypatch.setattr(trials, "_in_workers", lambda *rest: in_this_process)
+    first = trials.run(["cos", "exp"], settings, results=results)
     asked: list[str] = []
-    monkeypatch.setattr(runner, "_in_workers", lambda names, *rest: asked.extend(names) or [])
-    again = runner.run(["cos", "exp"], settings, results=results)
+    monkeypatch.setattr(trials, "_in_workers", lambda names, *rest: asked.extend(names) or [])
+    again = trials.run(["cos", "exp"], settings, results=results)
     assert asked == []
     assert [r.as_dict() for r in again] == [r.as_dict() for r in first]
-    assert runner.kept_reports(results, "of other sources") == {}
+    assert trials.kept_reports(results, "of other sources") == {}
 
 
 def test_the_summary_counts_what_no_oracle_speaks_for() -> None:

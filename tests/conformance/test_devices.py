@@ -13,13 +13,12 @@ from torch import Tensor
 import masked_dispatch as md
 from masked_dispatch.conformance_subject import Eager
 from op_registry.__main__ import main
-from op_registry.conformance.devices import findings, on_device
-from op_registry.conformance.law import outcome_of
+from op_registry.conformance.law import Trial, outcome_of
+from op_registry.conformance.laws.devices import findings, on_device
 from op_registry.conformance.laws.values import compress
 from op_registry.conformance.masks import masking
 from op_registry.conformance.reference_device import DeviceMissing, device_called
 from op_registry.conformance.samples import operator_named
-from op_registry.conformance.trial import Trial
 from op_registry.conformance.trials import Settings, run_operator
 
 
@@ -53,9 +52,9 @@ def with_mask_of(compute: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
 
 
 OF_RESULTS = {
-    "plain, on the CPU masked": lambda result: result.get_data(),
+    "a plain tensor instead of a masked tensor": lambda result: result.get_data(),
     "torch.float64 (20,) instead of torch.float32 (20,)": lambda result: result.double(),
-    "torch.float32 (1, 20) instead of torch.float32 (20,)": lambda result: result.unsqueeze(0),
+    "mask of shape (1, 20) instead of (20,)": lambda result: result.unsqueeze(0),
     "raises NotImplementedError: no kernel": raising,
 }
 OF_VALUES = {
@@ -67,14 +66,14 @@ OF_VALUES = {
 @pytest.mark.parametrize("noticed", OF_RESULTS)
 def test_another_kind_of_result_is_noticed(noticed: str) -> None:
     found = found_with(OF_RESULTS[noticed], "meta")["results"]
-    assert found.startswith("different")
+    assert found.startswith("broken")
     assert noticed in found
 
 
 @pytest.mark.parametrize("noticed", OF_VALUES)
 def test_other_values_are_noticed(noticed: str) -> None:
     found = found_with(OF_VALUES[noticed], "cpu:0")["results"]
-    assert found.startswith("different")
+    assert found.startswith("broken")
     assert noticed in found
 
 
@@ -82,13 +81,13 @@ def test_a_result_or_a_mask_on_the_cpu_is_noticed() -> None:
     def brought(result: Any) -> Any:
         return md.masked_tensor(torch.ones(20), torch.ones(20, dtype=torch.bool))
 
-    assert found_with(brought, "meta")["results"] == "different 0: on cpu instead of meta"
+    assert found_with(brought, "meta")["results"] == "broken leaf 0: on cpu and cpu instead of meta"
 
 
 def test_other_gradients_are_noticed() -> None:
     found = found_with(lambda result: result.detach() + 0 * result, "cpu:0")
-    assert found["results"] == "equal "
-    assert re.match(r"different 0: \d+ of \d+ values differ, the first 0.0 instead of", found["gradients"])
+    assert found["results"] == "pass "
+    assert re.match(r"broken leaf 0: \d+ of \d+ values differ, the first 0.0 instead of", found["gradients"])
 
 
 def test_what_is_refused_on_the_cpu_has_to_be_refused() -> None:
@@ -102,8 +101,8 @@ def test_what_is_refused_on_the_cpu_has_to_be_refused() -> None:
         found = findings(operator_named("linalg_householder_product"), torch.device("meta"), subject, sample=0)
         return [finding.status for finding in found]
 
-    assert statuses(Lenient()) == ["different"]
-    assert statuses(Eager()) == ["refused", "equal", "equal"]
+    assert statuses(Lenient()) == ["broken"]
+    assert statuses(Eager()) == ["refused rightly", "pass", "pass"]
 
 
 # ------------------------------------------------------------------------------------------------------ devices by name
@@ -119,15 +118,16 @@ def test_a_device_that_is_missing_is_skipped_by_name(capsys: pytest.CaptureFixtu
 
 def test_the_command_says_what_came_of_an_entry(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--device", "meta", "--op", "masked_select"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("results on meta: 0 equal to the CPU's, 0 refused on both, 0 different, 1 not comparable\n")
-    assert "masked_select, results: not comparable plain torch on meta raises: NotImplementedError" in out
+    assert "device does not apply " in (out := capsys.readouterr().out)
+    assert "as on the CPU: plain torch on meta raises: NotImplementedError" in out
+    assert main(["check", "--device", "meta", "--op", "exp"]) == 0
+    assert re.findall(r"^  (\S+) holds +(\d) trials", capsys.readouterr().out, re.MULTILINE) == [
+        ("device", "1"),
+        ("device-gradients", "1"),
+    ]
 
 
-def test_options_of_the_laws_are_not_for_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--device", "meta", "--op", "exp", "--mask", "half"]) == 2
-    said = capsys.readouterr().err
-    assert "--device without --law compares with the CPU: add --law, or leave out --mask" in said
+def test_laws_that_need_values_are_not_for_meta(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--device", "meta", "--op", "exp", "--law", "P3"]) == 2
     assert "--device meta has no values that a law could compare: leave out --law" in capsys.readouterr().err
 

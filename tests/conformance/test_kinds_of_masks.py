@@ -13,12 +13,12 @@ from torch import Tensor
 from op_registry import registry
 from op_registry.__main__ import TIERS
 from op_registry.conformance import find_subject, mutants
+from op_registry.conformance.law import Broken, Trial, outcome_with_gradients
 from op_registry.conformance.laws.hidden import non_interference
 from op_registry.conformance.masks import ITSELF, ONE_HOLE, SHARED, masking, refilled
 from op_registry.conformance.mutant_ways import WAYS
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import operator_named
-from op_registry.conformance.trial import Broken, Trial, outcome_with_gradients
 from op_registry.conformance.trials import Settings, run_operator, trials_of
 from op_registry.conformance.variations import call_under
 from op_registry.ops.attention import rules as attention

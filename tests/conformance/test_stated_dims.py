@@ -10,10 +10,10 @@ import torch
 
 from op_registry import registry
 from op_registry.authoring import ELEMENTWISE, Elementwise, Equation, Slices
+from op_registry.conformance.law import Broken
 from op_registry.conformance.laws import dimensions as stated_dims
 from op_registry.conformance.laws.dimensions import Shown, Together
 from op_registry.conformance.own_operators import RegisteredOperator
-from op_registry.conformance.trial import Broken
 from op_registry.conformance.trials import Settings, run_operator
 from op_registry.dimensions.labels import Dimensions
 from op_registry.dimensions.slices import LastDims

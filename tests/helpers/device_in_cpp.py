@@ -19,6 +19,7 @@ from torch.utils import cpp_extension
 
 from op_registry.conformance.reference_device import Module
 from op_registry.conformance.samples import database
+from op_registry.conformance.trials import OF_DEVICES, Settings, run_operator
 from op_registry.report import conformance
 from repository import HELPERS
 
@@ -59,6 +60,7 @@ def set_up() -> None:
 
 if __name__ == "__main__":
     set_up()
-    report = conformance.on_device(sys.argv[1:] or list(database()), NAME)
-    print(report)
-    sys.exit(1 if report.differs else 0)
+    settings = Settings(laws=OF_DEVICES, device=NAME)
+    reports = [run_operator(name, settings) for name in sys.argv[1:] or database()]
+    print(conformance.summary(reports))
+    sys.exit(1 if any(report.failures for report in reports) else 0)

@@ -15,9 +15,9 @@ from typing import TypeVar
 import torch
 
 from op_registry.conformance.compare import BITS, Outcome, first_difference
+from op_registry.conformance.law import Trial, outcome_with_gradients
 from op_registry.conformance.laws.hidden import bits_differ, what_happened
 from op_registry.conformance.python_level import Result
-from op_registry.conformance.trial import Trial, outcome_with_gradients
 
 M_PERTURB = -6  # of <malloc.h>
 

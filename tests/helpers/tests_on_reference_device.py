@@ -23,13 +23,12 @@ from kernels_of_sequences import kernels_of_sequences
 from masked_dispatch.conformance_subject import Eager
 from op_registry import registry
 from op_registry.authoring import Dense
-from op_registry.conformance.devices import on_device
-from op_registry.conformance.law import outcome_of
+from op_registry.conformance.law import Trial, outcome_of
+from op_registry.conformance.laws.devices import on_device
 from op_registry.conformance.laws.values import compress
 from op_registry.conformance.masks import masking
 from op_registry.conformance.reference_device import device_called, host_reads
 from op_registry.conformance.sample import Sample
-from op_registry.conformance.trial import Trial
 from op_registry.records import fill
 
 DEVICE = os.environ.get("TESTED_DEVICE", "reference")

@@ -65,9 +65,10 @@ ALLOWED: dict[str, tuple[tuple[str, ...], str]] = {
         ("masked_dispatch/distributed/",),
         "the operators of torch's functional collectives, which have no public name",
     ),
-    "torch._C": (("op_registry/report/names.py",), "a module name, compared with those of Python functions"),
-    "torch._dynamo": (("op_registry/report/names.py",), "the same"),
-    "torch._jit_internal": (("op_registry/report/names.py", "masked_dispatch/seeing/audit.py"), "the same"),
+    "torch._jit_internal": (
+        ("masked_dispatch/seeing/audit.py",),
+        "a module name, compared with those of Python functions",
+    ),
 }
 
 

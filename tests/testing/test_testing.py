@@ -12,7 +12,7 @@ import op_registry
 import op_registry_pytest
 from op_registry import registry
 from op_registry.authoring import ELEMENTWISE, Dense, elementwise, masked_rule
-from op_registry.conformance.devices import on_device
+from op_registry.conformance.laws.devices import on_device
 from op_registry.conformance.trials import ALL_LAWS
 from op_registry.testing import instantiate
 

@@ -4,6 +4,7 @@ values.py      P1, P2 and P8: plain torch's results, the oracle's, or a refusal
 hidden.py      P3 and P4: what lies under a mask, and how a tensor is stored, has no effect
 gradients.py   P5, and "later": gradients
 modes.py       P6 and P7: views; compiled code
+devices.py     on another device as on the CPU
 padding.py     P9: a padded batch is its samples
 ragged.py      the batches of P9
 dimensions.py  "dims": what rules state of dimensions

@@ -14,7 +14,6 @@ The last two are asked of all calls together, because one call may hide it (``ma
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +26,10 @@ from torch._ops import OpOverload
 
 from op_registry.bound import Bound
 from op_registry.conformance.compare import beyond_rounding
-from op_registry.conformance.law import Case, Law, Status
+from op_registry.conformance.law import Broken, Case, Law, Status
 from op_registry.conformance.plain_torch import RecordedCall, Recorder, in_reverse
 from op_registry.conformance.sample import Operator, Sample, chosen, copied, start_random_numbers, tree_leaves, tree_map
 from op_registry.conformance.subject import Subject
-from op_registry.conformance.trial import Broken, NotAsked
 from op_registry.conformance.variations import storable
 from op_registry.dimensions.labels import Dimension, Dimensions, Label, Labels, atoms
 from op_registry.dimensions.movements import Unknown
@@ -85,16 +83,9 @@ def outcomes(operator: Operator, seed: int = 0) -> Iterator[tuple[OpOverload, St
 
 def cases(operator: Operator, subject: Subject, settings: Settings) -> Iterator[Case]:
     """A case for each overload whose rule states dimensions; it is asked of plain torch."""
-
-    def judge(status: Status, message: str) -> None:
-        if status == "broken":
-            raise Broken(message)
-        if status == "not asked":
-            raise NotAsked(message)
-
     for op, status, message in outcomes(operator, settings.seed):
         description = f"{str(operator.preferred_dtype).removeprefix('torch.')} samples all unstored {op}"
-        yield Case(description, functools.partial(judge, status, message))
+        yield Case(description, known=(status, message))
 
 
 def _no_dimensions(operator: Operator, seed: int, silences: Mapping[str, int] | None) -> str | None:

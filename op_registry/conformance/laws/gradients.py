@@ -17,17 +17,9 @@ from torch._ops import OpOverload
 
 from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import difference, first_difference, is_nonzero, mask_difference
-from op_registry.conformance.law import Law
-from op_registry.conformance.masks import ITSELF, SHARED, masking
-from op_registry.conformance.oracles import expected
-from op_registry.conformance.oracles.call import Expected, NoOracle, Refused
-from op_registry.conformance.oracles.pointwise import as_oracles_run
-from op_registry.conformance.own_operators import OwnForm, RegisteredOperator
-from op_registry.conformance.plain_torch import STEP, close_to_differences, weighted_sum, weighting
-from op_registry.conformance.sample import Operator, chosen, start_random_numbers, tree_leaves
-from op_registry.conformance.subject import Observed, Subject, zeros
-from op_registry.conformance.trial import (
+from op_registry.conformance.law import (
     Broken,
+    Law,
     NotAsked,
     Refusal,
     Trial,
@@ -36,6 +28,14 @@ from op_registry.conformance.trial import (
     observed,
     storage_of,
 )
+from op_registry.conformance.masks import ITSELF, SHARED, masking
+from op_registry.conformance.oracles import expected
+from op_registry.conformance.oracles.call import Expected, NoOracle, Refused
+from op_registry.conformance.oracles.pointwise import as_oracles_run
+from op_registry.conformance.own_operators import OwnForm, RegisteredOperator
+from op_registry.conformance.plain_torch import STEP, close_to_differences, weighted_sum, weighting
+from op_registry.conformance.sample import Operator, chosen, start_random_numbers, tree_leaves
+from op_registry.conformance.subject import Observed, Subject, zeros
 from op_registry.errors import MaskedSemanticsError
 
 ROUNDING = 1e-7

@@ -9,14 +9,10 @@ from typing import Any
 
 from op_registry.conformance import plain_torch
 from op_registry.conformance.compare import BITS, Outcome, greatest, outcome_difference, repeats_itself
-from op_registry.conformance.law import Law
-from op_registry.conformance.laws.values import own_lowerings
-from op_registry.conformance.masks import FILLS, KNOWN_ZERO, PARTIAL, WHOLE, ZERO
-from op_registry.conformance.plain_torch import one_line
-from op_registry.conformance.sample import Sample
-from op_registry.conformance.trial import (
+from op_registry.conformance.law import (
     Broken,
     Densified,
+    Law,
     NotAsked,
     Refusal,
     RefusedRightly,
@@ -25,6 +21,10 @@ from op_registry.conformance.trial import (
     outcome_with_gradients,
     refused_by_the_semantics,
 )
+from op_registry.conformance.laws.values import own_lowerings
+from op_registry.conformance.masks import FILLS, KNOWN_ZERO, PARTIAL, WHOLE, ZERO
+from op_registry.conformance.plain_torch import one_line
+from op_registry.conformance.sample import Sample
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.fill import small_as_large
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.testing._internal.two_tensor import TwoTensor
 
 from op_registry.conformance.compare import Outcome, Tolerance, difference, mask_difference, outcome_difference
-from op_registry.conformance.law import Law
+from op_registry.conformance.law import Broken, Law, NotAsked, Refusal, Trial, gradients_of, observed
 from op_registry.conformance.masks import KNOWN_ZERO, PARTIAL, PLAIN, Masking, masking
 from op_registry.conformance.own_operators import OwnForm, RegisteredOperator
 from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.sample import Operator, Sample, start_random_numbers, tree_leaves, tree_map
 from op_registry.conformance.samples import DatabaseOperator, DirectOperator, overloads_called
-from op_registry.conformance.subject import Observed, Subject
-from op_registry.conformance.trial import Broken, NotAsked, Refusal, Trial, gradients_of, observed
+from op_registry.conformance.subject import Observed
 from op_registry.errors import MaskedSemanticsError
 from op_registry.schema import is_view
 
@@ -201,29 +199,6 @@ def modes_agree(trial: Trial, mode: str) -> None:
     _check_another_mask(trial, in_mode, mode)
 
 
-def torch_fails_too(trial: Trial, mode: str) -> str | None:
-    """How torch's own TwoTensor fails in `mode`; None if it does not, or if it cannot make the call in eager either."""
-    mode_subject = trial.subject.modes()[mode]
-    eager, in_mode = (
-        Trial(TwoTensors(subject), trial.sample, trial.masking, trial.seed) for subject in (trial.subject, mode_subject)
-    )
-    differentiable = trial.derivative_order > 0
-    try:
-        want = _of_two_tensors(eager, differentiable)
-    except Exception:
-        return None
-    try:
-        _check_outcome(mode, _of_two_tensors(in_mode, differentiable), want, trial)
-    except Exception as error:
-        return one_line(error)
-    return None
-
-
-def _of_two_tensors(trial: Trial, gradients: bool) -> Outcome:
-    results, found = _results_and_gradients(trial, gradients)
-    return [first_of_two(value) for value in results], [first_of_two(value) for value in found]
-
-
 def _returns_a_view(sample: Sample) -> bool:
     args, kwargs, tensors = sample.copies()
     return bool(_views_of(sample.fn(*args, **kwargs), tensors))
@@ -327,36 +302,5 @@ LAWS = (
         in_mode=modes_agree,
         masks=("half", "half_first", "slices"),
         whole=("unstored",),
-        control=torch_fails_too,
     ),
 )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The control of P7: torch's own TwoTensor, a wrapper of two tensors without a meaning of its own, in the same mode.
-
-# If TwoTensor fails too, the fault is torch's, and a gap may say so (``Gap(…, upstream=True)``).
-
-
-class TwoTensors(Subject):
-    """Calls as another subject does, on TwoTensors in place of masked tensors."""
-
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
-        self.name = f"TwoTensor, {subject.name}"
-
-    def wrap(self, data: Tensor, mask: Tensor | None, requires_grad: bool = False) -> Any:
-        return TwoTensor(data.clone(), data.clone()).requires_grad_(requires_grad)
-
-    def observe(self, value: Any) -> Observed:
-        return value, None
-
-    def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self.subject.call(fn, *args, **kwargs)
-
-
-def first_of_two(value: object) -> object:
-    """The first tensor of an observed TwoTensor; other values unchanged."""
-    if isinstance(value, tuple) and isinstance(value[0], TwoTensor):
-        return value[0].a.detach(), value[1]
-    return value

@@ -26,7 +26,7 @@ from torch._ops import OpOverload
 
 from op_registry.bound import Bound
 from op_registry.conformance.compare import difference, mask_difference
-from op_registry.conformance.law import Case, Law, Option
+from op_registry.conformance.law import Broken, Case, Law, NotAsked, Option, RefusedRightly
 from op_registry.conformance.laws.gradients import masked_like_its_tensor, same_gradient
 from op_registry.conformance.laws.ragged import (
     PaddedTrial,
@@ -38,7 +38,6 @@ from op_registry.conformance.plain_torch import one_line, weighting
 from op_registry.conformance.sample import Operator, start_random_numbers, tree_leaves
 from op_registry.conformance.samples import entries_by_overload
 from op_registry.conformance.subject import Observed, Subject
-from op_registry.conformance.trial import Broken, NotAsked, RefusedRightly
 from op_registry.errors import MaskedSemanticsError
 from op_registry.laws.categories import POOLING
 

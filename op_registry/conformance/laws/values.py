@@ -14,7 +14,15 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.conformance.compare import bit_difference, difference, mask_difference, repeats_itself
-from op_registry.conformance.law import Case, Law
+from op_registry.conformance.law import (
+    Broken,
+    Case,
+    Law,
+    NotAsked,
+    Refusal,
+    RefusedRightly,
+    Trial,
+)
 from op_registry.conformance.masks import PARTIAL, WHOLE, masking
 from op_registry.conformance.oracles import by_category
 from op_registry.conformance.oracles.call import Expected, NoOracle, Refused
@@ -22,13 +30,6 @@ from op_registry.conformance.plain_torch import calls_of, levelled, one_line
 from op_registry.conformance.sample import Operator, Sample, tree_leaves
 from op_registry.conformance.samples import DatabaseOperator
 from op_registry.conformance.subject import Subject
-from op_registry.conformance.trial import (
-    Broken,
-    NotAsked,
-    Refusal,
-    RefusedRightly,
-    Trial,
-)
 from op_registry.conformance.variations import with_other_numbers
 from op_registry.errors import MaskedSemanticsError
 from op_registry.laws.categories import REDUCTION

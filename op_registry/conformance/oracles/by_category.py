@@ -367,15 +367,6 @@ def trace(c: Call) -> Any:
     return reduce_groups(groups([diagonal], whole), lambda group: group.values[0].sum(dtype=out.dtype), out)
 
 
-@oracle("sum_to_size")
-def sum_to_size(c: Call) -> Any:
-    """A sum over the dimensions that broadcasting added."""
-    x, size = c["self"], list(c["size"])
-    lead = x.ndim - len(size)
-    dims = [*range(lead), *(lead + d for d, s in enumerate(size) if s == 1 and x.shape[lead + d] != 1)]
-    return reduce_slices(c, lambda values: values.sum(), dims=dims) if dims else Expected(c.plain(), x.mask)
-
-
 # ------------------------------------------------------------------------------------------------ scans, softmax
 
 

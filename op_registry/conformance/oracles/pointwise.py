@@ -58,10 +58,12 @@ def elementwise(c: Call) -> Any:
             return Expected(out, mask)
         try:
             values = tree_leaves(valid_elements(c, mask))[n]
-            return Expected(torch.zeros_like(out).masked_scatter(mask, values.to(out.dtype)), mask)
         except Exception:
-            # The operator takes no 1-d tensors, or torch scatters no such dtype: its result on the whole operands.
-            return Expected(out, mask)
+            return Expected(out, mask)  # the operator takes no 1-d tensors: its result on the whole operands
+        try:
+            return Expected(torch.zeros_like(out).masked_scatter(mask, values.to(out.dtype)), mask)
+        except NotImplementedError:
+            return Expected(out, mask)  # torch scatters no such dtype
 
     leaves = iter([of_one(out, n) for n, out in enumerate(tree_leaves(plain))])
     return tree_map(lambda _: next(leaves), plain)
@@ -83,16 +85,6 @@ oracle(
     type_as contiguous detach lift_fresh alias _conj conj max.other min.other resolve_conj resolve_neg normal
     _autocast_to_reduced_precision _autocast_to_full_precision"""
 )(elementwise)
-
-
-@oracle("prelu", "_prelu_kernel")
-def prelu(c: Call) -> Expected:
-    """Elementwise, one slope for each channel (dimension 1) or for all."""
-    x, weight = c["self"], c["weight"]
-    mask = weight.mask
-    if weight.shape != x.shape and mask.numel() > 1:
-        mask = mask.reshape(-1, *[1] * (x.ndim - 2)) if x.ndim >= 2 else mask
-    return Expected(c.plain(), x.mask & mask.expand(x.shape) if mask.numel() > 1 else x.mask & mask.reshape(()))
 
 
 @oracle("masked_fill")

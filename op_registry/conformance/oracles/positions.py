@@ -69,12 +69,6 @@ oracle(
 )(movement)
 
 
-@oracle("real", "imag")
-def part(c: Call) -> Expected:
-    """Valid where the complex number is."""
-    return Expected(c.plain(), c["self"].mask)
-
-
 @oracle("view_as_real")
 def view_as_real(c: Call) -> Expected:
     """Both parts are valid where the number is."""

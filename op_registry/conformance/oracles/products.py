@@ -14,7 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from op_registry.conformance.oracles.call import Call, Expected, NoOracle, Refused, broadcast_valid, oracle, valid
+from op_registry.conformance.oracles.call import (
+    Call,
+    Expected,
+    NoOracle,
+    Refused,
+    all_true,
+    broadcast_valid,
+    groups,
+    map_groups,
+    oracle,
+    slices,
+    valid,
+)
 
 
 def _over_letters(x: Expected, letters: str, order: str, sizes: dict[str, int]) -> tuple[Tensor, Tensor]:
@@ -93,17 +105,6 @@ def vdot(c: Call) -> Expected:
     return matmul_of(Expected(x.data.conj().resolve_conj(), x.mask), c["other"], x.data.dtype)
 
 
-@oracle("linalg_vecdot")
-def vecdot(c: Call) -> Expected:
-    """Sum over one dimension, with the first operand conjugated."""
-    x, y, dim = c["x"], c["y"], c["dim"]
-    out = c.plain()
-    data = x.data.conj() * y.data
-    mask = broadcast_valid(data.shape, [x, y])
-    known = mask.any(dim) if data.shape[dim] else torch.ones(out.shape, dtype=torch.bool)
-    return Expected(torch.where(mask, data, torch.zeros((), dtype=data.dtype)).sum(dim).to(out.dtype), known)
-
-
 def added(c: Call, product: Expected, addend: Expected | None, beta: float = 1, alpha: float = 1) -> Expected:
     """beta · addend + alpha · product, elementwise; with beta = 0 the addend and its mask are ignored."""
     data, mask = product.data, product.mask
@@ -116,36 +117,6 @@ def added(c: Call, product: Expected, addend: Expected | None, beta: float = 1, 
         data = data + (addend.data * beta if beta != 1 else addend.data)
         mask = broadcast_valid(data.shape, [Expected(data, mask), addend])
     return Expected(data.to(c.plain().dtype), mask)
-
-
-@oracle("outer", "ger")
-def outer(c: Call) -> Expected:
-    """Every pair."""
-    return tuples("i,j->ij", c["self"], c.get("vec2"), dtype=c.plain().dtype)
-
-
-@oracle("inner")
-def inner(c: Call) -> Expected:
-    """Sum over the last dimension of both."""
-    a, b = c["self"], c["other"]
-    out = c.plain()
-    if not a.ndim or not b.ndim:
-        return Expected(out, broadcast_valid(out.shape, [a, b]))
-    left = _letters(a.ndim - 1, "z")
-    right = _letters(b.ndim - 1, "z" + left)
-    return tuples(f"{left}z,{right}z->{left}{right}", a, b, dtype=out.dtype)
-
-
-@oracle("tensordot")
-def tensordot(c: Call) -> Expected:
-    """Sum over the paired dimensions."""
-    a, b = c["self"], c["other"]
-    left, right = list(_letters(a.ndim)), list(string.ascii_uppercase[: b.ndim])
-    for d, e in zip(c["dims_self"], c["dims_other"], strict=True):
-        right[e] = left[d]
-    shared = {left[d] for d in c["dims_self"]}
-    out = "".join(x for x in left if x not in shared) + "".join(x for x in right if x not in shared)
-    return tuples(f"{''.join(left)},{''.join(right)}->{out}", a, b, dtype=c.plain().dtype)
 
 
 @oracle("einsum")
@@ -174,26 +145,6 @@ def einsum(c: Call) -> Expected:
     return tuples(f"{','.join(spelled)}->{out}", *factors, dtype=c.plain().dtype)
 
 
-@oracle("bilinear")
-def bilinear(c: Call) -> Expected:
-    """Sum over pairs of features."""
-    batch = _letters(c["input1"].ndim - 1, "ijk")
-    return added(c, tuples(f"{batch}i,kij,{batch}j->{batch}k", c["input1"], c["weight"], c["input2"]), c["bias"])
-
-
-@oracle("kron")
-def kron(c: Call) -> Expected:
-    """Every pair of elements, in blocks."""
-    a, b = c["self"], c["other"]
-    n = max(a.ndim, b.ndim)
-    out = c.plain()
-    left = a.mask.reshape([1] * (n - a.ndim) + list(a.shape))
-    right = b.mask.reshape([1] * (n - b.ndim) + list(b.shape))
-    for d in range(n):
-        left, right = left.unsqueeze(2 * d + 1), right.unsqueeze(2 * d)
-    return Expected(out, (left & right).reshape(out.shape))
-
-
 # ----------------------------------------------------------------------------------- convolutions, as linear functions
 
 
@@ -213,20 +164,20 @@ def convolution(c: Call) -> Expected:
     if not x.data.numel():
         raise NoOracle("convolution of an empty tensor")
     wide = torch.promote_types(x.data.dtype, torch.float32) if x.data.is_floating_point() else x.data.dtype
-    samples = x.map(lambda t: t.reshape(-1, math.prod(sizes)))
+    values = x.filled(0).to(wide).reshape(-1, math.prod(sizes))
+    total = values @ on_units(c, "input", sizes, wide, weight=weight.filled(0).to(wide), bias=None)
 
-    def summed(values: Tensor, weights: Tensor) -> Tensor:
-        return values @ on_units(c, "input", sizes, values.dtype, weight=weights.to(values.dtype), bias=None)
+    def counted(elements: Tensor, of_weight: Tensor) -> Tensor:
+        taps: Tensor = c.plain(input=elements.to(torch.float32), weight=of_weight.to(torch.float32), bias=None)
+        return taps
 
-    total = summed(samples.filled(0).to(wide), weight.filled(0))
-    taps = summed(samples.mask.to(torch.float32), weight.mask)
-    every_tap = summed(torch.ones_like(taps[:1, :1]).expand(1, samples.shape[1]), torch.ones(weight.shape))
-    out = Expected(total.reshape(plain.shape), ((taps > 0.5) | (every_tap < 0.5)).reshape(plain.shape))
+    taps, every_tap = counted(x.mask, weight.mask), counted(all_true(x.data), all_true(weight.data))
+    out = Expected(total.reshape(plain.shape), (taps > 0.5) | (every_tap < 0.5))
     channels = [-1] + [1] * (weight.ndim - 2)
     return added(c, out, None if bias is None else bias.map(lambda t: t.reshape(channels)))
 
 
-# --------------------------------------------------------------------------- attention written out, one query at a time
+# ------------------------------------------------------------------------------- attention, as two sums and a softmax
 
 
 @oracle("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
@@ -244,36 +195,18 @@ def attention(c: Call) -> Expected:
     lead = plain.shape[:-2]
     if c.get("enable_gqa"):
         k, v = (_repeat_heads(x, q.shape[-3] // x.shape[-3]) for x in (k, v))
-    length, source = q.shape[-2], k.shape[-2]
-    allowed, bias, bias_known = _attention_mask(c, (*lead, length, source), plain.dtype)
     queries, keys, values = (_one_batch(x, lead) for x in (q, k, v))
+    allowed, bias = _attention_mask(c, (*lead, q.shape[-2], k.shape[-2]), plain.dtype)
     scale = c["scale"] if c["scale"] is not None else 1 / math.sqrt(q.shape[-1])
-    allowed, bias, bias_known = (t.reshape(-1, length, source) for t in (allowed, bias, bias_known))
-    torchs = plain.reshape(-1, length, plain.shape[-1])
-    rows: list[Tensor] = []
-    known: list[Tensor] = []
-    zero = torch.zeros((), dtype=q.data.dtype)
-    for b in range(len(queries.data)):
-        for i in range(length):
-            shared = queries.mask[b, i] & keys.mask[b]
-            products = torch.where(shared, queries.data[b, i] * keys.data[b], zero)
-            score = products.sum(-1) * scale + bias[b, i]
-            query_known = bool(queries.mask[b, i].any()) or not q.shape[-1]
-            if not bool(allowed[b, i].any()):
-                rows.append(torchs[b, i])
-                known.append(torch.full((v.shape[-1],), query_known))
-                continue
-            attended = shared.any(-1) & bias_known[b, i] & allowed[b, i]
-            weights = torch.zeros(source, dtype=score.dtype)
-            if bool(attended.any()):
-                weights = weights.index_put((attended.nonzero()[:, 0],), score[attended].softmax(-1))
-            usable = attended[:, None] & values.mask[b]
-            weighted = torch.where(usable, weights[:, None] * values.data[b], torch.zeros((), dtype=v.data.dtype))
-            rows.append(weighted.sum(0))
-            known.append(usable.any(0) & query_known)
-    if not rows:
-        return valid(plain)
-    return Expected(torch.stack(rows).reshape(plain.shape).to(plain.dtype), torch.stack(known).reshape(plain.shape))
+    products = tuples("bqf,bkf->bqk", queries, keys)
+    scores = Expected(products.data * scale + bias.data, products.mask & bias.mask & allowed)
+    each = groups([scores], slices(scores.shape, [2]))
+    weights: Expected = map_groups(each, lambda group: group.values[0].softmax(0), scores.data, scores.mask)
+    out = tuples("bqk,bkd->bqd", weights, values, dtype=plain.dtype)
+    known, without_keys = queries.mask.any(-1, keepdim=True), ~allowed.any(-1, keepdim=True)
+    mask = known & (out.mask | without_keys)
+    data = torch.where(without_keys, plain.reshape(out.shape), out.data) if bool(without_keys.any()) else out.data
+    return Expected(data.reshape(plain.shape), mask.reshape(plain.shape))
 
 
 def _repeat_heads(x: Expected, repeats: int) -> Expected:
@@ -286,20 +219,15 @@ def _one_batch(x: Expected, lead: Sequence[int]) -> Expected:
     return x.map(lambda t: t.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]))
 
 
-def _attention_mask(c: Call, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The keys that a query may attend to, the bias added to its scores, and where attn_mask is valid."""
-    allowed = torch.ones(shape, dtype=torch.bool)
-    bias = torch.zeros(shape, dtype=dtype)
-    known = torch.ones(shape, dtype=torch.bool)
-    attn_mask = c["attn_mask"]
-    if attn_mask is not None:
-        known = attn_mask.mask.expand(shape)
-        if attn_mask.data.dtype is torch.bool:
-            allowed = attn_mask.data.expand(shape)
-        else:
-            bias = attn_mask.data.to(dtype).expand(shape)
-            allowed = attn_mask.data.expand(shape) != -math.inf
-            bias = torch.where(allowed, bias, torch.zeros((), dtype=dtype))
+def _attention_mask(c: Call, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Expected]:
+    """The keys that a query may attend to, and the bias added to its scores, masked as attn_mask is."""
+    allowed, given = torch.ones(shape, dtype=torch.bool), c["attn_mask"]
+    bias = valid(torch.zeros(shape, dtype=dtype)) if given is None else given.map(lambda t: t.expand(shape))
+    if bias.data.dtype is torch.bool:
+        allowed, bias = bias.data, Expected(torch.zeros(shape, dtype=dtype), bias.mask)
+    elif given is not None:
+        allowed = bias.data != -math.inf
+        bias = Expected(torch.where(allowed, bias.data.to(dtype), 0), bias.mask)
     if c["is_causal"]:
         allowed = allowed & torch.ones(shape[-2:], dtype=torch.bool).tril()
-    return allowed, bias, known
+    return allowed.reshape(-1, *shape[-2:]), bias.map(lambda t: t.reshape(-1, *shape[-2:]))

@@ -5,7 +5,6 @@ This loops over the slices of a batch, and skips incomplete slices instead of fi
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance.oracles.call import Call, Expected, Misdeclared, Refused, all_true, oracle, valid
-from op_registry.conformance.oracles.products import matmul_of
 from op_registry.conformance.sample import tree_leaves, tree_map
 from op_registry.dimensions.equation import Equation
 from op_registry.dimensions.labels import Dimension, Labels, batch_labels
@@ -112,27 +110,11 @@ def of_matrices(c: Call, operand: str) -> Any:
     return of_labels(c, Labels({operand: (*batch, "M", "N")}, own, dict.fromkeys(("M", "N", 0, 1, 2), "each")))
 
 
-# Composites without a rule.
-@oracle("linalg_svd linalg_det det linalg_slogdet slogdet logdet qr linalg_eigh matrix_exp")
-def matrix(c: Call) -> Any:
-    """The matrix is the first argument."""
-    return of_matrices(c, c.op._schema.arguments[0].name)
-
-
 @oracle("_linalg_check_errors")
 def check_errors(c: Call) -> None:
     """Raises if a valid matrix failed."""
     for info in c["info"].data[c["info"].mask]:
         c.op(info, c["api_name"], is_matrix=True)
-
-
-@oracle("linalg_matrix_power", "matrix_power")
-def matrix_power(c: Call) -> Any:
-    """A product of `n` factors, without identity matrices; a negative power needs the inverse of the matrix."""
-    a, n = c["self"], c["n"]
-    if n < 0:
-        return matrix(c)
-    return functools.reduce(lambda x, y: matmul_of(x, y, a.data.dtype), [a] * n) if n else valid(c.plain())
 
 
 @oracle("lu_unpack")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from op_registry.conformance import runner
+from op_registry.conformance import trials
 from op_registry.conformance.trials import Settings
 
 
@@ -13,7 +13,7 @@ from op_registry.conformance.trials import Settings
 )
 def test_an_operator_that_takes_its_worker_down(subject: str, says: str) -> None:
     settings = Settings(subject=f"misbehaving_subjects:{subject}", laws=("P2",), most=1, masks=("half",))
-    reports = runner.run(["cos", "sin", "exp"], settings, workers=1, timeout=5.0 if subject == "hangs" else 100.0)
+    reports = trials.run(["cos", "sin", "exp"], settings, workers=1, timeout=5.0 if subject == "hangs" else 100.0)
     assert [bool(r.failures) for r in reports] == [False, True, False]
     (lost,) = reports[1].failures
     assert lost.message == says

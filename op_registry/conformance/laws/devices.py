@@ -6,45 +6,53 @@ import contextlib
 import copy
 import functools
 import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from op_registry.conformance.compare import Tolerance, value_difference
+from op_registry.conformance.compare import Tolerance, first_difference
+from op_registry.conformance.law import Case, Cases, Law, Status
 from op_registry.conformance.masks import masking, refilled
 from op_registry.conformance.reference_device import compilations
 from op_registry.conformance.sample import Operator, Sample, chosen, start_random_numbers, tree_leaves
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.errors import MaskedSemanticsError
 
+if TYPE_CHECKING:
+    from op_registry.conformance.trials import Settings
+
 What = Literal["results", "gradients"]
 
 
-@dataclass(frozen=True)
-class Brought:
-    """A tensor of a result, brought to the CPU unless its device holds no values."""
+class Leaf(NamedTuple):
+    """A leaf of a result, brought to the CPU, and the devices of its data and mask; none of a Python value."""
 
-    data: Tensor
-    mask: Tensor | None
-    device: str
-    mask_device: str | None
+    value: Any
+    devices: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, data: Tensor, mask: Tensor | None) -> Brought:
-        if mask is None:
-            return cls(_on_cpu(data), None, data.device.type, None)
-        return cls(_on_cpu(data), _on_cpu(mask), data.device.type, mask.device.type)
+    def of(cls, found: Any) -> Leaf:
+        if not isinstance(found, tuple):
+            return cls(found)
+        data, mask = found
+        tensors = [data] if mask is None else [data, mask]
+        return cls((_on_cpu(data), None if mask is None else _on_cpu(mask)), tuple(t.device.type for t in tensors))
 
 
 def _on_cpu(tensor: Any) -> Tensor:
     if tensor.device.type == "jax":  # asked first: torchax's tensors have the device meta underneath
         return tensor._env.j2t_copy(tensor.jax())
-    tensor = tensor.detach()
-    return tensor if tensor.is_meta else tensor.cpu()
+    return tensor.detach() if tensor.is_meta else tensor.detach().cpu()
+
+
+def _without_values(leaf: Leaf) -> Any:
+    """A leaf to be compared in everything but the values of its tensors."""
+    if not isinstance(leaf.value, tuple):
+        return leaf.value
+    return tuple(None if t is None else torch.zeros(t.shape, dtype=t.dtype) for t in leaf.value)
 
 
 @dataclass(frozen=True)
@@ -126,66 +134,74 @@ def _differentiated(sample: Sample, position: int, tensor: Tensor) -> bool:
 # Every entry of torch's operator database on another device: values, masks and gradients are those of the CPU.
 
 # We can compare an entry if the subject runs it on the CPU and plain torch runs it on the device. On ``meta``, which
-# has no values, we compare shapes, dtypes, shapes of masks and devices. A call that is refused on the CPU must be
-# refused on the device, and we compare it again with every element valid.
+# has no values, we compare shapes, dtypes, kinds and devices. A call that is refused on the CPU must be refused on the
+# device, and we compare it again with every element valid.
 
 # How many samples of an entry are tried until one can be compared.
 MOST_TRIED = 4
 # Entries whose backward on plain tensors crashes the process in the device's thread.
 PLAIN_ABORTS = ("fft_hfft",)
 
-Status = Literal["equal", "refused", "different", "not comparable"]
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """How an entry's results, or its gradients, compare with the CPU's."""
+    """How an entry's results, or its gradients, compare with the CPU's, and the sample that was called.
 
-    entry: str
+    "refused rightly": on the CPU too. "not asked": they cannot be compared; `reason` says why.
+    """
+
     what: What
-    # "refused": on the CPU too. "not comparable": `reason` says why.
     status: Status
     reason: str = ""
     sample: int | None = None
 
 
-def findings(
-    operator: Operator,
-    device: torch.device,
-    subject: Subject,
-    sample: int | None = None,
-    comparison: type[Comparison] | None = None,
-) -> list[Finding]:
-    """Compare an entry on a device with the CPU: the first sample that can be compared, or the one with this number.
-
-    comparison  calls a sample on both
-    """
-    compare = comparison or Comparison
-    subject.prepare(device)
+@functools.lru_cache(maxsize=1)  # the law of results and that of gradients ask for the same
+def findings(operator: Operator, device: torch.device, subject: Subject, sample: int | None = None) -> list[Finding]:
+    """Compare an entry on a device with the CPU: the first sample that can be compared, or the one with this number."""
+    compare = OnXla if device.type == "jax" else Comparison
     samples = operator.samples(operator.preferred_dtype) if operator.dtypes else []
     if sample is not None:
         tried = [s for s in samples if s.number == sample]
     else:
         tried = chosen([s for s in samples if any(t.numel() > 1 for t in s.tensors)], MOST_TRIED)
-    found = [Finding(operator.name, "results", "not comparable", "no tensor of two elements to mask")]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for position, candidate in enumerate(tried):
-            latest = compare(operator.name, candidate, device, subject, "half").findings()
-            if latest[0].status == "refused":
-                latest += compare(operator.name, candidate, device, subject, _all_valid(device)).findings()
-            comparable = all(f.status != "not comparable" for f in latest)
-            if comparable or not position:
-                found = latest
-            if comparable:
-                break
+    found = [Finding("results", "not asked", "no tensor of two elements to mask")]
+    for position, candidate in enumerate(tried):
+        latest = compare(operator.name, candidate, device, subject, "half").findings()
+        if latest[0].status == "refused rightly":
+            latest += compare(operator.name, candidate, device, subject, _all_valid(device)).findings()
+        comparable = all(f.status != "not asked" for f in latest)
+        if comparable or not position:
+            found = latest
+        if comparable:
+            break
     return found
 
 
 def _all_valid(device: torch.device) -> str:
     """The kind of mask under which no call is refused; not a stored mask on meta, where nobody can read it."""
     return "unstored" if device.type in ("meta", "jax") else "stored"
+
+
+def cases(what: What) -> Cases:
+    """The comparisons of an operator's results, or of its gradients, as cases."""
+
+    def of_operator(operator: Operator, subject: Subject, settings: Settings) -> Iterator[Case]:
+        if isinstance(subject, _OnDevice):
+            for found in findings(operator, subject.device, subject.subject, settings.sample):
+                if found.what == what:
+                    repeat = "" if found.sample is None else f" --sample {found.sample}"
+                    dtype = str(operator.preferred_dtype).removeprefix("torch.")
+                    description = f"{dtype} sample {found.sample} {what} {subject.device.type}"
+                    yield Case(description, repeat=repeat, known=(found.status, found.reason))
+
+    return of_operator
+
+
+def _not_comparable(operator: Operator, seed: int, silences: Mapping[str, int] | None) -> str | None:
+    return next(iter(silences or ()), "there is no gradient, or no device (--device)")
 
 
 class Comparison:
@@ -203,13 +219,13 @@ class Comparison:
 
     def findings(self) -> list[Finding]:
         results = self._found("results")
-        if results.status != "equal" or not self.sample.differentiable or self.entry in PLAIN_ABORTS:
+        if results.status != "pass" or not self.sample.differentiable or self.entry in PLAIN_ABORTS:
             return [results]
         return [results, self._found("gradients")]
 
     def _found(self, what: What) -> Finding:
         status, reason = self._judged(what)
-        return Finding(self.entry, what, status, reason, self.sample.number)
+        return Finding(what, status, reason, self.sample.number)
 
     def _judged(self, what: What) -> tuple[Status, str]:
         try:
@@ -217,31 +233,30 @@ class Comparison:
         except MaskedSemanticsError as error:
             return self._refused(what, error)
         except Exception as error:
-            return "not comparable", f"the CPU raises: {said(error)}"
-        if what == "gradients" and all(gradient is None for gradient in theirs):
-            return "not comparable", "no gradient"
+            return "not asked", f"the CPU raises: {said(error)}"
+        if what == "gradients" and all(leaf.value is None for leaf in theirs):
+            return "not asked", "no gradient"
         return self._compared(what, theirs)
 
     def _compared(self, what: What, theirs: list[Any]) -> tuple[Status, str]:
         """Compare the call on the device with `theirs`, the CPU's results."""
         why = self._plain_error(what)
         if why is not None:
-            return "not comparable", why
+            return "not asked", why
         plain = self._outcome(what, self.device, False)
         try:
             mine = self._outcome(what, self.device, True)
         except Exception as error:
-            return "different", f"raises {said(error)}"
-        wrong = difference_of(mine, theirs, plain, self._same)
+            return "broken", f"raises {said(error)}"
+        wrong = self._difference(mine, theirs, plain)
         if wrong is None:
-            return "equal", ""
+            return "pass", ""
         if self._differs_for_plain_tensors(what, plain):
-            return "not comparable", f"plain torch gives something else on {self.device.type}"
-        return "different", wrong
+            return "not asked", f"plain torch gives something else on {self.device.type}"
+        return "broken", wrong
 
-    def _outcome_on(self, what: What, device: torch.device, masked: bool) -> list[Any]:
-        found = self._call(device, masked).observed(what)
-        return [Brought.of(*part) if isinstance(part, tuple) else part for part in found]
+    def _outcome_on(self, what: What, device: torch.device, masked: bool) -> list[Leaf]:
+        return [Leaf.of(found) for found in self._call(device, masked).observed(what)]
 
     def _plain_error(self, what: What) -> str | None:
         """Why plain torch does not run the call on the device; None if it does."""
@@ -266,61 +281,31 @@ class Comparison:
         try:
             self._outcome(what, self.device, True)
         except MaskedSemanticsError as error:
-            return "refused", said(error)
+            return "refused rightly", said(error)
         except Exception as error:
             why = self._plain_error(what)
             if why is not None:
-                return "not comparable", why
-            return "different", f"raises {said(error)}; on the CPU {said(on_cpu)}"
-        return "different", f"not refused; on the CPU {said(on_cpu)}"
+                return "not asked", why
+            return "broken", f"raises {said(error)}; on the CPU {said(on_cpu)}"
+        return "broken", f"not refused; on the CPU {said(on_cpu)}"
 
     def _differs_for_plain_tensors(self, what: What, plain: list[Any]) -> bool:
         """Whether plain torch itself gives other values there, as random operators do with another generator."""
         if self.device.type == "meta":
             return False
-        return difference_of(plain, self._outcome(what, CPU, False), plain, self._same) is not None
+        return self._difference(plain, self._outcome(what, CPU, False), plain) is not None
 
-    def _same(self, mine: Brought, theirs: Brought) -> str | None:
-        """How two tensors differ; on meta, in everything but values."""
+    def _difference(self, mine: Sequence[Leaf], theirs: Sequence[Leaf], plain: Sequence[Leaf]) -> str | None:
+        """How results on the device differ from the CPU's, or in their device from plain torch's; or None."""
         if self.device.type == "meta":
-            return _difference_of_meta(mine, theirs)
-        tolerance = Tolerance(values=not self.sample.valueless)
-        return value_difference((mine.data, mine.mask), (theirs.data, theirs.mask), tolerance)
-
-
-def _difference_of_meta(mine: Brought, theirs: Brought) -> str | None:
-    pairs = [("", mine.data, theirs.data)]
-    if mine.mask is not None and theirs.mask is not None:
-        pairs.append(("the mask is ", mine.mask, theirs.mask))
-    for prefix, a, b in pairs:
-        if (a.dtype, a.shape) != (b.dtype, b.shape):
-            return f"{prefix}{a.dtype} {tuple(a.shape)} instead of {b.dtype} {tuple(b.shape)}"
-    return None
-
-
-def difference_of(
-    mine: Sequence[Any], theirs: Sequence[Any], plain: Sequence[Any], same: Callable[[Brought, Brought], str | None]
-) -> str | None:
-    """How results on the device differ from the CPU's, or in their device from plain torch's; or None."""
-    if not len(mine) == len(theirs) == len(plain):
-        return f"{len(mine)} results instead of {len(theirs)} (plain torch: {len(plain)})"
-    for position, (a, b, p) in enumerate(zip(mine, theirs, plain, strict=True)):
-        wrong = _difference_of_leaves(a, b, p, same)
-        if wrong:
-            return f"{position}: {wrong}"
-    return None
-
-
-def _difference_of_leaves(a: Any, b: Any, p: Any, same: Callable[[Brought, Brought], str | None]) -> str | None:
-    if not isinstance(a, Brought) or not isinstance(b, Brought):
-        return value_difference(a, b, Tolerance())
-    if isinstance(p, Brought) and a.device != p.device:
-        return f"on {a.device} instead of {p.device}"
-    if (a.mask is None) != (b.mask is None):
-        return "plain, on the CPU masked" if a.mask is None else "masked, on the CPU plain"
-    if a.mask is not None and a.mask_device != a.device:
-        return f"the mask is on {a.mask_device}, the data on {a.device}"
-    return same(a, b)
+            got, want = (list(map(_without_values, leaves)) for leaves in (mine, theirs))
+        else:
+            got, want = ([leaf.value for leaf in leaves] for leaves in (mine, theirs))
+        wrong = first_difference("leaf", got, want, Tolerance(values=not self.sample.valueless))
+        for position, (own, expected) in enumerate(zip(mine, plain, strict=False)):
+            if wrong is None and expected.devices and {*own.devices} - {*expected.devices}:
+                wrong = f"leaf {position}: on {' and '.join(own.devices)} instead of {expected.devices[0]}"
+        return wrong
 
 
 def said(error: Exception) -> str:
@@ -477,16 +462,22 @@ class OnXla(Comparison):
     def _compared(self, what: What, theirs: list[Any]) -> tuple[Status, str]:
         try:
             mine = self._outcome(what, self.device, True)
-            wrong = difference_of(mine, theirs, mine, self._same)
+            wrong = self._difference(mine, theirs, mine)
         except Exception as error:
             wrong = f"raises {said(error)}"
-        if wrong is None and all(leaf.device == self.device.type for leaf in mine if isinstance(leaf, Brought)):
-            return "equal", ""
+        if wrong is None and all({*leaf.devices} <= {self.device.type} for leaf in mine):
+            return "pass", ""
         why = self._plain_error(what)
         if why is not None:
-            return "not comparable", why
+            return "not asked", why
         if self._differs_for_plain_tensors(what, self._outcome(what, self.device, False)):
-            return "not comparable", f"plain torch gives something else on {self.device.type}"
+            return "not asked", f"plain torch gives something else on {self.device.type}"
         if wrong is not None and wrong.startswith("raises OperatorNotFound"):
-            return "not comparable", f"torchax lacks an operator that the rule uses: {wrong}"
-        return "different", wrong or f"not on {self.device.type}"
+            return "not asked", f"torchax lacks an operator that the rule uses: {wrong}"
+        return "broken", wrong or f"not on {self.device.type}"
+
+
+LAWS = (
+    Law("device", "as on the CPU", cases=cases("results"), exempt=_not_comparable, of_devices=True),
+    Law("device-gradients", "as on the CPU", cases=cases("gradients"), exempt=_not_comparable, of_devices=True),
+)
