@@ -79,7 +79,9 @@ def masked_tensor(data: ArrayLike, mask: ArrayLike | None = None, *, requires_gr
         masked.requires_grad_(_checked(masked, requires_grad))
         return masked
     copy = _made(new_leaf, torch.ops.masked_dispatch.masked_tensor, data.detach(), mask)
-    return copy.requires_grad_(_checked(copy, requires_grad)) if requires_grad else copy
+    if requires_grad:
+        copy.requires_grad_(_checked(copy, requires_grad))
+    return copy
 
 
 def _made(
