@@ -136,6 +136,8 @@ transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_le
 _autograd: Any = torch._C._autograd
 _saved_tensors_hooks_enabled: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# How many modes see calls of torch's functions.
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _traced_by_jit: Callable[[], bool] = torch._C._is_tracing
 _DEAD = -2  # the level functorch reports for a tensor whose level has ended
 

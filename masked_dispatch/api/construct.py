@@ -29,7 +29,7 @@ from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.checks import as_plain_tensor, check_mask, checked_dim, least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.traced import code_version
-from masked_dispatch.torch_internals import collate, default_collate_fn_map, plain_eager
+from masked_dispatch.torch_internals import collate, default_collate_fn_map, function_modes, plain_eager
 from op_registry import MaskedSemanticsError
 from op_registry.records.validity import intersect
 from op_registry.sparse.convert import remember_lengths
@@ -88,7 +88,7 @@ def _made(
     function: Callable[[Tensor, Tensor | None], MaskedTensor], operator: Callable[..., Any], data: Tensor, mask: Any
 ) -> MaskedTensor:
     """What the operator makes of plain data, or the function itself where nothing would see the operator's call."""
-    if not torch.compiler.is_dynamo_compiling() and type(data) is Tensor and plain_eager():
+    if not torch.compiler.is_dynamo_compiling() and type(data) is Tensor and plain_eager() and not function_modes():
         return function(data, mask)
     return operator(data, mask, code_version())  # type: ignore[no-any-return]
 

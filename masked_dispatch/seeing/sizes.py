@@ -258,7 +258,7 @@ class FunctionCall(NamedTuple):
 
     @property
     def cuts(self) -> bool:
-        """Whether it shows a part of a tensor: features and tables, too, are cut where a sample alone would cut more."""
+        """Whether it shows a part of a tensor: a sample alone would cut more of features and tables, too."""
         return self.name in ("__getitem__", "narrow")
 
     @property

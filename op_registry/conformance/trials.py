@@ -499,7 +499,8 @@ def run(
     finally:
         if results_file is not None:
             results_file.close()
-    return [reports[name] for name in operators]
+    lost = "its process ended, and no report came back"  # (hours of other reports are not lost with it)
+    return [reports.get(name) or _failed(name, lost, "") for name in operators]
 
 
 def _in_workers(operators: Sequence[str], settings: Settings, workers: int, timeout: float) -> Iterable[Report]:

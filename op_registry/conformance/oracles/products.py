@@ -145,34 +145,27 @@ def einsum(c: Call) -> Expected:
     return tuples(f"{','.join(spelled)}->{out}", *factors, dtype=c.plain().dtype)
 
 
-# ----------------------------------------------------------------------------------- convolutions, as linear functions
-
-
-def on_units(c: Call, operand: str, sizes: Sequence[int], dtype: torch.dtype, **changes: object) -> Tensor:
-    """(elements, elements of a result): the operator on samples of these sizes, 1 at one element and 0 elsewhere."""
-    units = torch.eye(math.prod(sizes), dtype=dtype).reshape(-1, *sizes)
-    result = c.plain(**{operand: units, **changes})
-    first: Tensor = result if isinstance(result, Tensor) else result[0]
-    return first.flatten(1)
+# ----------------------------------------------------------------------------------------------------- convolutions
 
 
 @oracle("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def convolution(c: Call) -> Expected:
     """The sum over taps whose input and weight are both valid; a result without taps, in padding and gaps, is valid."""
-    x, weight, bias, plain = c["input"], c["weight"], c["bias"], c.plain()
-    sizes = x.shape[1 - weight.ndim :]
+    x, weight, bias = c["input"], c["weight"], c["bias"]
     if not x.data.numel():
         raise NoOracle("convolution of an empty tensor")
     wide = torch.promote_types(x.data.dtype, torch.float32) if x.data.is_floating_point() else x.data.dtype
-    values = x.filled(0).to(wide).reshape(-1, math.prod(sizes))
-    total = values @ on_units(c, "input", sizes, wide, weight=weight.filled(0).to(wide), bias=None)
 
-    def counted(elements: Tensor, of_weight: Tensor) -> Tensor:
-        taps: Tensor = c.plain(input=elements.to(torch.float32), weight=of_weight.to(torch.float32), bias=None)
+    def summed(elements: Tensor, of_weight: Tensor) -> Tensor:
+        taps: Tensor = c.plain(input=elements, weight=of_weight, bias=None)
         return taps
 
+    def counted(elements: Tensor, of_weight: Tensor) -> Tensor:
+        return summed(elements.to(torch.float32), of_weight.to(torch.float32))
+
+    total = summed(x.filled(0).to(wide), weight.filled(0).to(wide))
     taps, every_tap = counted(x.mask, weight.mask), counted(all_true(x.data), all_true(weight.data))
-    out = Expected(total.reshape(plain.shape), (taps > 0.5) | (every_tap < 0.5))
+    out = Expected(total, (taps > 0.5) | (every_tap < 0.5))
     channels = [-1] + [1] * (weight.ndim - 2)
     return added(c, out, None if bias is None else bias.map(lambda t: t.reshape(channels)))
 

@@ -24,7 +24,6 @@ from op_registry.conformance.oracles.call import (
     valid,
 )
 from op_registry.conformance.oracles.positions import write
-from op_registry.conformance.oracles.products import on_units
 
 
 def _wide(x: Expected) -> Expected:
@@ -186,6 +185,14 @@ def instance_norm(c: Call) -> Expected:
 
 
 # ---------------------------------------------------------------- pooling and interpolation, window by window, in loops
+
+
+def on_units(c: Call, operand: str, sizes: Sequence[int], dtype: torch.dtype, **changes: object) -> Tensor:
+    """(elements, elements of a result): the operator on samples of these sizes, 1 at one element and 0 elsewhere."""
+    units = torch.eye(math.prod(sizes), dtype=dtype).reshape(-1, *sizes)
+    result = c.plain(**{operand: units, **changes})
+    first: Tensor = result if isinstance(result, Tensor) else result[0]
+    return first.flatten(1)
 
 
 def _weights(c: Call, n: int, **changes: object) -> Tensor:

@@ -213,8 +213,8 @@ def slice(x: Sparse, dim: int = 0, start: int | None = None, end: int | None = N
     return filtered(x, dim, choose, count)
 
 
-@lowers(views.narrow)
-def narrow(x: Sparse, dim: int, start: int, length: int) -> Sparse:
+@lowers(views.narrow_copy)
+def narrow_copy(x: Sparse, dim: int, start: int, length: int) -> Sparse:
     shape_alone(x.shape).narrow(dim, start, length)  # raises torch's error
     first = start % max(1, x.shape[dim])
     return slice(x, dim, first, first + length)
@@ -516,7 +516,7 @@ for _rule in (
     views.select,
     views.unbind,
     views.slice,
-    views.narrow,
+    views.narrow_copy,
     views.split,
     views.split_with_sizes,
     views.unsafe_split,

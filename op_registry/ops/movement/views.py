@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from op_registry.authoring import (
+    COMPOSITE,
     MOVEMENT,
     PLUMBING,
     Along,
@@ -212,19 +213,24 @@ def slice(
     return Dense(data, moved)
 
 
-@masked_rule(
-    aten.narrow.default,
-    aten.narrow_copy.default,
-    category=MOVEMENT,
-    takes_op=True,
-    dims=Cut(start="start", length="length"),
-)
-def narrow(op: OpOverload, x: Dense, dim: int, start: int, length: int) -> Dense:
-    """A negative start counts from the end, as in ``x[:, -k:]``."""
-    data, v = op(x.data, dim, start, length), aligned_validity(x)
+@masked_rule(aten.narrow_copy.default, category=MOVEMENT, dims=Cut(start="start", length="length"))
+def narrow_copy(x: Dense, dim: int, start: int, length: int) -> Dense:
+    data, v = aten.narrow_copy(x.data, dim, start, length), aligned_validity(x)
     if v is None or broadcast_along(v, dim):
         return Dense(data, v)
-    return Dense(data, op(v, dim, start, length))
+    return Dense(data, v.narrow(dim, start, length))
+
+
+@masked_rule(aten.narrow.default, category=COMPOSITE)
+def narrow(self: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """A negative start counts from the end, as that of the slice ``x[:, -k:]`` does."""
+    if self.ndim == 0 or not -self.ndim <= dim < self.ndim or not known_to_hold(start + length <= self.shape[dim]):
+        torch.empty(self.shape, device="meta").narrow(dim, start, length)  # torch's error, if it has one
+    if known_to_hold(start < 0):
+        torch.empty(self.shape, device="meta").narrow(dim, start, length)
+        return aten.slice.Tensor(self, dim, start, None if known_to_hold(start + length >= 0) else start + length)
+    torch._check(length >= 0, lambda: "narrow(): length must be non-negative.")
+    return aten.slice.Tensor(self, dim, start, start + length)
 
 
 @masked_rule(aten.diagonal.default, aten.diagonal_copy.default, category=MOVEMENT, takes_op=True, dims=View())
