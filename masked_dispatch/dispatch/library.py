@@ -195,7 +195,7 @@ def _padded_as(tensor: Tensor, extent: Tensor | None, known: str) -> MaskedTenso
 
 
 def _padded_along(tensor: Tensor, there: Tensor, known: str, version: str) -> MaskedTensor:
-    _check_graph(tensor, version)
+    _check_graph(there, version)  # (plain, and a value of the graph where the tensor is)
     there = stored_validity(tensor, check_mask(tensor, there))
     record = unwrap_any(tensor)
     return joined(tensor, record, wrap_any(padded_along(record, there, known)))

@@ -261,7 +261,12 @@ def _different_places(words: tuple[str, ...], sample: Sequence[int] = (), places
     drop = "drop what is known of the padding, x.without_extent()"
     if not places:
         return f"{what}, so that their positions do not belong together. {align}; or {drop}."
-    mine, others = (f"{list(p[:4])}{' and so on' if len(p) > 4 else ''}" for p in places)
+    same = next((n for n, (a, b) in enumerate(zip(*places, strict=False)) if a != b), min(map(len, places)))
+    skipped = same if same >= 4 else 0  # (what is shown differs)
+    mine, others = (
+        f"{'... ' if skipped else ''}{list(p[skipped : skipped + 4])}{' and so on' if len(p) > skipped + 4 else ''}"
+        for p in places
+    )
     where = f"those of sample {sample[0] if len(sample) == 1 else tuple(sample)}" if sample else "its positions"
     what = f"{what}: {where} are {mine} of the first and {others} of the second, and do not belong together."
     if all(p == list(range(p[0], p[-1] + 1)) for p in map(list, places) if p):
