@@ -321,7 +321,7 @@ def accept_unused_outputs(tangent_from_plain: dict[type, Callable[[torch.Tensor]
     test_unused_masked_output in tests/thorough/dispatch/test_compile.py tests it. If torch's method has another
     signature, this function does nothing.
     """
-    import torch._dynamo  # noqa: F401 (imported later, it and the module below would import one another)
+    import torch._dynamo  # imported later, it and the module below would import one another
     from torch._functorch._aot_autograd import runtime_wrappers
 
     owner: Any = runtime_wrappers.AOTDispatchAutograd

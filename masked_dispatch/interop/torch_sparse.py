@@ -386,7 +386,8 @@ def stored_values(tensor: MaskedTensor, fill: Number | None) -> Tensor:
             raise InvalidValueError(
                 f"values() of a masked tensor of shape {tuple(tensor.shape)}, stored as {tensor.storage_layout}: "
                 f"{invalid} of {validity.numel()} stored values are invalid. Choose what they become: x.values(fill); "
-                "or list valid elements alone: x.compressed(), or store no others: as_masked_tensor(x.to_torch_sparse())."
+                "or list valid elements alone: x.compressed(), or store no others: "
+                "as_masked_tensor(x.to_torch_sparse())."
             )
     # The result has its own memory, even if every element is valid.
     data = fill_where_invalid(data, validity, 0 if fill is None else fill) if invalid else data.clone()

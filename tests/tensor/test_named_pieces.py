@@ -87,7 +87,7 @@ def test_nothing_under_the_mask_is_in_the_values(layout: torch.layout) -> None:
     with pytest.raises(
         InvalidValueError,
         match=r"values\(\) of a masked tensor of shape \(4, 6\), stored as torch.sparse_bs.: 8 of 24 stored values are "
-        r"invalid. Choose what they become: x.values\(fill\); or list valid elements alone: x.compressed\(\), or store ",
+        r"invalid. Choose what they become: x.values\(fill\); or list valid elements alone: x.compressed\(\), or ",
     ):
         x.values()
     assert torch.equal(x.values(0), stored(sample((4, 6), 3e38), layout).values(0))
