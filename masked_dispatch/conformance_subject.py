@@ -30,7 +30,7 @@ class Eager(Subject):
     """MaskedTensor, called eagerly."""
 
     name = "eager"
-    laws = (*Subject.laws, "P9", "later")
+    laws = None
     padded_storages = ("coo", "csr", "packed")
     padded_modes = ("aot_eager",)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -149,10 +149,22 @@ def tables_on_the_grid(event: Event, line: Line) -> Iterator[Count]:
     for argument, dims in labeled:
         large = [label for label, size in zip(dims, argument.tensor.shape, strict=True) if size > 1]
         shared = [label for label in large if label in places]
-        if not shared or argument.is_masked or not samples.isdisjoint(large):
+        if not shared or argument.is_masked:
+            continue
+        if not samples.isdisjoint(large) and not _is_table(argument.tensor, dims, samples, shared):
             continue
         if len(shared) != 2 or not _equal(*[places[label] for label in shared]):
             yield ("table on the grid", max(elements[label] for label in shared))
+
+
+def _is_table(tensor: Tensor, dims: Sequence[Any], samples: set[Any], positions: Sequence[Any]) -> bool:
+    """Whether a tensor is the same for all samples, though written out for each, and another at other positions."""
+
+    def differs(labels: Collection[Any]) -> bool:
+        along = [d for d, label in enumerate(dims) if label in labels and tensor.shape[d] > 1]
+        return any(bool((tensor != tensor.narrow(d, 0, 1)).any()) for d in along)
+
+    return tensor.numel() > 0 and not differs(samples) and differs(positions)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

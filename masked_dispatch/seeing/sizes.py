@@ -263,10 +263,19 @@ class FunctionCall(NamedTuple):
 
     @property
     def divides(self) -> bool:
-        """Whether it cuts a tensor into so many parts, at places that follow from its size."""
-        return self.name in _INTO_PARTS and isinstance(self.args[0], MaskedTensor)
+        """Whether it cuts a tensor into so many parts, or groups, at places that follow from its size."""
+        if not self.args or not isinstance(self.args[0], MaskedTensor):
+            return False
+        grouped = self.name in _INTO_GROUPS and _holds_unknown([*self.args[1:], *self.kwargs.values()])
+        return self.name in _INTO_PARTS or grouped
 
 
+def _holds_unknown(sizes: Sequence[Any]) -> bool:
+    """Whether there is a -1 among sizes, one by one or in a list."""
+    return any(_holds_unknown(s) if isinstance(s, (list, tuple)) else type(s) is int and s == -1 for s in sizes)
+
+
+_INTO_GROUPS = ("reshape", "view", "unflatten")
 _INTO_PARTS = ("chunk", "unsafe_chunk", "tensor_split", "hsplit", "vsplit", "dsplit")
 
 

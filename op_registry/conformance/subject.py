@@ -36,8 +36,8 @@ class Subject:
     """A masked tensor implementation, seen from outside."""
 
     name = "a subject"
-    # The laws that can be tested on it.
-    laws: tuple[str, ...] = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
+    # The laws that can be tested on it; None: all.
+    laws: tuple[str, ...] | None = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
     # The storages and modes in which values may know which of their positions are there (P9).
     padded_storages: tuple[str, ...] = ()
     padded_modes: tuple[str, ...] = ()

@@ -269,7 +269,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
         warnings.simplefilter("ignore")
         for law in map(LAWS.__getitem__, settings.laws):
             report.counts.setdefault(law.name, Counter())
-            supported = law.of_plain or law.of_devices or law.name in subject.laws
+            supported = law.of_plain or law.of_devices or subject.laws is None or law.name in subject.laws
             if not supported:
                 report.silences[law.name] = {f"the subject {subject.name!r} does not support it": 1}
             for case in _cases(law, operator, subject, settings, made, report) if supported else ():

@@ -156,6 +156,23 @@ def test_parts_by_their_number_are_cut_at_the_batch_s_size(halves: Callable[[Any
     assert findings_in(lambda: halves(x[:, :, None].expand(2, 6, 4).mT)[0].sum(2)) == []
 
 
+def test_groups_by_their_number_are_cut_at_the_batch_s_size() -> None:
+    x = md.from_lengths(torch.ones(2, 4, 6), torch.tensor([4, 2]))
+    for groups in (lambda: x.reshape(2, 2, -1, 6), lambda: x.unflatten(1, (2, -1))):
+        assert [kind for kind, _ in findings_in(lambda groups=groups: groups().sum(2))] == [
+            "cut short at size",
+            "cut at size",
+        ]
+    for right in (
+        lambda: x.reshape(2, -1, 2, 6).sum(2),
+        lambda: x.view(2, x.shape[1], 2, -1).sum(1),
+        lambda: x.view(-1, x.shape[1], 6).sum(1),
+        lambda: x.mT.reshape(2, 6, -1).sum(2),
+        lambda: x.reshape(2, -1).sum(1),
+    ):
+        assert findings_in(right) == []
+
+
 def test_positions_that_shorter_samples_lack_at_a_cut() -> None:
     assert advice_of(lambda: Y[:, Y.shape[1] // 2 :].mean(1)) == [
         "    a size that counts padding leaves shorter samples fewer positions than they would have alone: 16 elements",
@@ -318,6 +335,7 @@ ON_THE_GRID: dict[str, tuple[Callable[[], Any], int]] = {
     "weights of positions": (lambda: torch.randn(2, 4) @ TOKENS, 6),
     "weights in an einsum": (lambda: torch.einsum("btd,t->bd", TOKENS, torch.ones(4)), 6),
     "keys behind, queries in front": (lambda: (TOKENS[:, :, None] * BEHIND[:, None]).sum(-1) + torch.randn(4, 4), 4),
+    "written out for each sample": (lambda: TOKENS + TABLE[torch.arange(4)[None].expand(2, -1)], 6),
     "after a join": (lambda: torch.cat([BEHIND, BEHIND], 1) + torch.arange(8.0)[:, None], 6),
 }  # fmt: skip
 
@@ -342,6 +360,7 @@ def test_tables_that_are_right() -> None:
     for right in (
         lambda: BEHIND + TABLE[:4],
         lambda: TOKENS + TABLE[0],
+        lambda: TOKENS + torch.randn(2, 4, 3),
         lambda: TOKENS * torch.ones(2, 4, 1),
         lambda: TOKENS + F.embedding(md.positions(TOKENS, 1), TABLE),
         lambda: TOKENS @ TOKENS.mT - (torch.arange(4)[:, None] - torch.arange(4)).abs(),  # of differences
