@@ -16,15 +16,16 @@ import masked_dispatch as md
 DATA = torch.arange(12.0).reshape(3, 4)
 MASK = DATA % 3 != 1
 
-# What is called with a masked tensor, and at most how many Python functions run in it, torch's own included.
+# What is called with a masked tensor, and at most how many Python functions run in it, torch's own included. (Where a
+# test before has made an overlay with a rule for sum, eleven of them ask which one is in force.)
 CALLS: dict[str, tuple[Callable[[Tensor], object], int]] = {
     "neg": (lambda x: -x, 5),
-    "sum": (lambda x: x.sum(), 8),
+    "sum": (lambda x: x.sum(), 8 + 11),
     "view": (lambda x: x.view(-1), 30),
     "select": (lambda x: x.select(0, 1), 28),
     "transpose": (lambda x: x.transpose(0, 1), 26),
     "a new mask": (lambda _: md.masked_tensor(DATA, MASK), 30),
-    "a new mask's sum": (lambda _: md.masked_tensor(DATA, MASK).sum(), 72),
+    "a new mask's sum": (lambda _: md.masked_tensor(DATA, MASK).sum(), 72 + 11),
 }
 
 
