@@ -100,8 +100,7 @@ class Registry:
     @property
     def version(self) -> str:
         """A digest of the rules in force for the caller, the same in every process for the same sources."""
-        scope = self._scope.get()
-        above = [overlay.version for overlay in scope if overlay.rules] if scope else None
+        above = [overlay.version for overlay in self.scope if overlay.rules]
         return digest_of(self._base.version, *above) if above else self._base.version
 
     def get(self, op: OpOverload) -> Rule | None:

@@ -130,11 +130,8 @@ def broadcasts_to(shape: torch.Size, wanted: torch.Size) -> bool:
     """Whether a tensor of `shape` can be expanded to `wanted`."""
     if len(shape) > len(wanted):
         return False
-    for n, w in zip(reversed(shape), reversed(wanted), strict=False):
-        # Compare for equality first: a graph does not know whether a data-dependent size is 1.
-        if not (n is w or known_to_hold(n == w) or n == 1):
-            return False
-    return True
+    # Compare for equality first: a graph does not know whether a data-dependent size is 1.
+    return all(known_to_hold(n == w) or n == 1 for n, w in zip(reversed(shape), reversed(wanted), strict=False))
 
 
 def checked_dim(caller: str, x: Tensor, dim: int) -> int:
