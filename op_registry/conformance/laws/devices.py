@@ -192,9 +192,11 @@ def cases(what: What) -> Cases:
         if isinstance(subject, _OnDevice):
             for found in findings(operator, subject.device, subject.subject, settings.sample):
                 if found.what == what:
-                    repeat = "" if found.sample is None else f" --sample {found.sample}"
-                    dtype = str(operator.preferred_dtype).removeprefix("torch.")
-                    description = f"{dtype} sample {found.sample} {what} {subject.device.type}"
+                    tried, repeat = "no sample", ""
+                    if found.sample is not None:
+                        dtype = str(operator.preferred_dtype).removeprefix("torch.")
+                        tried, repeat = f"{dtype} sample {found.sample}", f" --sample {found.sample}"
+                    description = f"{tried} {what} {subject.device.type}"
                     yield Case(description, repeat=repeat, known=(found.status, found.reason))
 
     return of_operator
