@@ -26,6 +26,7 @@ from masked_dispatch.tensor.in_transform import InTransform, check_alive, wrap_i
 from masked_dispatch.tensor.mask_sharing import shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, with_extent, wrap
 from masked_dispatch.tensor.messages import passed_to_torch_func
+from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
 from masked_dispatch.torch_internals import (
     apply_outside_of_functorch,
     hidden_in_transform,
@@ -227,9 +228,9 @@ def reached_by(grad: Tensor) -> Tensor | None:
     """What a gradient reached; int8 that broadcasts to it, None for everything."""
     if not isinstance(grad, MaskedTensor):
         return None
-    if type(grad) is MaskedTensor:
-        return intersect(grad._validity, carried(grad))
-    return stored_densely(narrowed(grad._printed_record, carried(grad)))
+    if isinstance(grad, SparseMaskedTensor):
+        return stored_densely(narrowed(grad._printed_record, carried(grad)))
+    return intersect(grad._validity, carried(grad))
 
 
 def data_under(grad: Tensor, validity: Tensor | None) -> Tensor:

@@ -34,7 +34,7 @@ from masked_dispatch.policies import check_allowed
 from masked_dispatch.tensor.checks import check_mask, check_mask_source, stored_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
-from masked_dispatch.tensor.traced import code_version, transformed_elsewhere, wrappers
+from masked_dispatch.tensor.traced import check_stored_sparsely, code_version, transformed_elsewhere, wrappers
 from masked_dispatch.torch_internals import overload_named
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import there, with_extent
@@ -354,6 +354,8 @@ def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[
     extent = record.extent
     if layout == DENSE:
         return tensor if isinstance(record, Dense) else joined(tensor, record, wrap_record(to_dense(record)), True)
+    if isinstance(record, Dense):
+        check_stored_sparsely(record.data)  # before anything is counted
     wanted = layout_named(layout)
     size = None if block is None else (block[0], block[1])
     if isinstance(record, Permuted):  # layouts need their sparse dimensions first

@@ -103,7 +103,7 @@ def check_stored_sparsely(values: Tensor) -> None:
     """Refuse sparse storage of such tensors, because its number of stored elements depends on data."""
     if type(values) in wrappers:
         raise MaskedSemanticsError(
-            f"masked tensors on {values.device} are only stored densely: the number of elements in sparse or packed "
-            f"storage ({tuple(values.shape)} here) depends on the mask, and each number would need another "
+            f"masked tensors on {values.device} (here of shape {tuple(values.shape)}) are only stored densely: the "
+            "number of elements in sparse or packed storage depends on the mask, and each number would need another "
             "compilation. Keep x as it is, or store it on the CPU, x.cpu().to_layout(layout)."
         )

@@ -15,9 +15,6 @@ from torchax_samples import in_environment as in_environment
 
 pytestmark = IGNORED
 
-# The mask of what a gradient reached is made by C++ code's backward, as a plain tensor that torchax cannot combine.
-IN_BACKWARD = pytest.mark.xfail(raises=AssertionError, strict=True, reason="torchax: mixed with a plain torch.Tensor")
-
 
 def adding(x: Any) -> Any:
     x.add_(1).mul_(x)
@@ -82,7 +79,6 @@ def test_writes_to_a_tensor_do_what_they_do_on_the_cpu(write: Callable[[Any], An
         same(jax_jit(write)(on_jax()), write(on_cpu()))
 
 
-@IN_BACKWARD
 def test_the_gradient_passes_an_assignment() -> None:
     def gradient(x: Any, row: Any) -> Any:
         x, row = x.detach().requires_grad_(), row.detach().requires_grad_()
@@ -139,7 +135,6 @@ def test_a_view_is_not_read_after_a_write_to_its_base(name: str) -> None:
     same(VIEWS[name](x), VIEWS[name](on_cpu() + 1))
 
 
-@IN_BACKWARD
 def test_backward_notices_that_what_it_needs_was_overwritten() -> None:
     x, y = on_jax().requires_grad_(), on_jax()
     exponential = x.exp()

@@ -289,10 +289,9 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "sparse": (
         lambda x: x.to_sparse(),
-        r"masked tensors on jax:0 are only stored densely: the number of elements in sparse or packed storage "
-        r"\(\(5,\) here\) depends on the mask, and each number would need another compilation. Keep x as it is, or "
-        r"store it on the CPU, "
-        r"x.cpu\(\).to_layout\(layout\).",
+        r"masked tensors on jax:0 \(here of shape \(3, 4\)\) are only stored densely: the number of elements in sparse "
+        r"or packed storage depends on the mask, and each number would need another compilation. Keep x as it is, or "
+        r"store it on the CPU, x.cpu\(\).to_layout\(layout\).",
     ),
     "packed": (lambda x: x.to_packed(), "are only stored densely"),
     "torch.func": (
