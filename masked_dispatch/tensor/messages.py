@@ -86,12 +86,17 @@ def likely_category(op: OpOverload) -> tuple[str, str]:
         return "reduction, if it gives one number for each slice, or scan, if one for each element", (
             f"op_registry.authoring.reduction(torch.ops.{name}, identity=0)  # or scan(...); 0, if a 0 changes nothing"
         )
+    by_element = f"op_registry.authoring.elementwise(torch.ops.{name})"
     if tensors == 1 and len(arguments) == 1:
-        return "elementwise", f"op_registry.authoring.elementwise(torch.ops.{name})"
-    return "a function of its own", (
+        return "elementwise", by_element
+    function = (
         f"@op_registry.authoring.masked_rule(torch.ops.{name}, category=...)\n"
         f"    def {schema.name.partition('::')[2]}({', '.join(a.name for a in schema.arguments)}): ..."
     )
+    if tensors == len(arguments):
+        either = "elementwise, if it computes each element from one element of each tensor; else a function of its own"
+        return either, f"{by_element}  # or\n    {function}"
+    return "a function of its own", function
 
 
 def no_rule(op: OpOverload, called_with: str) -> str:

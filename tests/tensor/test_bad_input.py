@@ -255,6 +255,23 @@ def test_an_operator_without_a_rule_says_how_to_give_it_one() -> None:
     assert "x.to_tensor(value)" in text
 
 
+@torch.library.custom_op("badinput::hypotenuse", mutates_args=())
+def hypotenuse(x: Tensor, y: Tensor) -> Tensor:
+    return (x * x + y * y).sqrt()
+
+
+def test_an_operator_of_two_tensors_without_a_rule_may_be_elementwise() -> None:
+    with pytest.raises(md.MaskedSemanticsError) as caught:
+        torch.ops.badinput.hypotenuse(X, X)
+    assert str(caught.value).splitlines()[2:6] == [
+        "  likely category: elementwise, if it computes each element from one element of each tensor; else a function "
+        "of its own; to register it:",
+        "    op_registry.authoring.elementwise(torch.ops.badinput.hypotenuse)  # or",
+        "    @op_registry.authoring.masked_rule(torch.ops.badinput.hypotenuse, category=...)",
+        "    def hypotenuse(x, y): ...",
+    ]
+
+
 def test_a_gradient_formula_called_by_hand_names_the_way_that_differentiates_what_is_masked() -> None:
     instead = r"tanh_backward.* has no masked meaning(.|\n)*torch\.autograd\.grad differentiates the masked operator"
     with pytest.raises(md.MaskedSemanticsError, match=instead):
