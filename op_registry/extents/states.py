@@ -107,15 +107,15 @@ def _in_result(
     """The factor of a state in a result: as carried, and where samples are moved by an operator, moved so, too."""
     record = call.tensors[name]
     acts = {d: labels.role_of(labels.operands[name][d]) for d in there.depends}
-    if "window" in acts.values():  # a window of steps is none of them
+    if {"window", "front"} & {*acts.values()}:  # a window of steps, or what was sorted of them, is none of them
         return []
     # (along positions, flip and roll act within each sample)
     roles = {role for d, role in acts.items() if not record.extent.numbers(d)}
     writes = call.rule.category is ASSIGNMENT or call.rule.category.name == "accumulation"
-    if not roles & {"moved", "indexed", "front"} or (writes and name == next(iter(call.tensors))):
+    if not roles & {"moved", "indexed"} or (writes and name == next(iter(call.tensors))):
         return carried_state(there, labels.operands[name], dims, sizes, record, result)
     first = next(iter(call.tensors))
-    if "front" in roles or name != first or not isinstance(record, Dense) or len(labels.results) > 1:
+    if name != first or not isinstance(record, Dense) or len(labels.results) > 1:
         return []
     return [indices.read(call, first, there, labels)]
 

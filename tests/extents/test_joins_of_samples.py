@@ -293,7 +293,7 @@ def test_states_of_stored_batches(storage: str) -> None:
     md.testing.assert_close(found.to_dense(), torch.stack(states(batch()), 1), check_extent=True)
 
 
-def test_a_window_of_states_is_no_state() -> None:
+def test_windows_of_states_and_sorted_states_are_no_states() -> None:
     x = md.from_lengths(torch.randn(2, 3, 2), torch.tensor([3, 2]))
     cell, state, states = nn.GRUCell(2, 2), torch.zeros(2, 2), []
     for step in x.unbind(1):
@@ -302,6 +302,8 @@ def test_a_window_of_states_is_no_state() -> None:
     windows = torch.stack(states, 1).unfold(1, 2, 1)
     joined = torch.cat([windows, torch.ones(2, 1, 2, 2)], 1)
     assert joined.extent[:, :, 0, 0].tolist() == [[True, True, True], [True, False, True]]
+    largest = torch.cat([torch.stack(states, 1).topk(2, 1)[0], torch.ones(2, 1, 2)], 1)
+    assert largest.extent[:, :, 0].all()
 
 
 def test_states_written_to_a_buffer_are_there_at_the_steps() -> None:
