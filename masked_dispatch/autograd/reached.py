@@ -136,9 +136,9 @@ class Call:
 
     @property
     def keeping(self) -> bool:
-        """Whether everything valid in its operand is reached if everything valid in its results is."""
+        """Whether everything valid in its operand is reached if everything valid in one of its results is."""
         rule = self.rule
-        if rule is None or self.operands[1:] or rule.category.name not in _KEEPING:
+        if rule is None or self.operands[1:] or rule.category.name not in _KEEPING or (self.several and self.moves):
             return False
         return getattr(rule.dims, "number", None) is None  # else results are of some elements only
 
@@ -204,14 +204,15 @@ class Call:
             self.link()
         if not all_of_operand:
             found = reached if stored is None else stored
-            if self.linked and self.moves and reached is not None:
+            if self.linked and self.moves and (self.several or reached is not None):
                 found = self._moved_back(node, grad, reached)
         self.arrived[node.result] = engine_run(), found
 
-    def _moved_back(self, node: Any, grad: Tensor, reached: Tensor) -> dict[Operand, Tensor]:
+    def _moved_back(self, node: Any, grad: Tensor, reached: Tensor | None) -> dict[Operand, Tensor]:
         """What of each operand is reached, by the derivative of a call that moves or adds up elements."""
         edge, *_ = node.next_functions
-        ones = _marked(reached.expand(grad.shape), grad)
+        marks = grad.new_ones((), dtype=torch.int8) if reached is None else reached
+        ones = _marked(marks.expand(grad.shape), grad)
         operands = [operand for operand in self.linked or [] if next_functions(operand.node)]
         edges = [GradientEdge(operand.node, 0) for operand in operands]
         with torch.enable_grad():

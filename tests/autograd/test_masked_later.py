@@ -181,6 +181,19 @@ def test_what_is_reached_elsewhere_gets_its_gradient() -> None:
     torch.testing.assert_close(x.grad, torch.tensor([torch.inf, 0.5]))
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    "apart", [torch.unbind, torch.unbind_copy, lambda x: torch.split_with_sizes_copy(x, (1, 2, 0))]
+)
+def test_a_part_is_reached_by_its_own_gradient(apart: Function, storage: str) -> None:
+    x = torch.tensor([[1.0, 2.0], [0.0, 4.0], [0.0, 0.0]], requires_grad=True)
+    parts = apart(STORAGES[storage](md.as_masked_tensor(x, torch.ones(3, 2, dtype=torch.bool))).log())
+    missing = [part.mask_with(torch.zeros(part.shape, dtype=torch.bool)) for part in parts[1:]]
+    (sum(part.sum().to_tensor(0.0) for part in missing) + parts[0].sum()).backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[1.0, 0.5], [0.0, 0.0], [0.0, 0.0]]
+
+
 def test_both_parts_of_a_complex_number_are_reached() -> None:
     """Sums of gradients keep those that come from its imaginary part alone: rotary embeddings by complex numbers."""
     mask = torch.tensor([[True, True], [False, False]])
