@@ -83,6 +83,7 @@ TABLE: dict[str, tuple[Gap, ...]] = {
     "linalg_norm_subgradients_at_zero": tuple(
         Gap("P5", _NORM_AT_ZERO, storage) for storage in ("csr", "bsr", "hybrid")
     ),
+    "dist": tuple(Gap("P5", _NORM_AT_ZERO, f"sample 0 itself {storage}") for storage in ("csr", "bsr")),
     "narrow": (Gap("P7", _UNKNOWN_START, "aten.narrow.Tensor"),),
     **{
         name: (

@@ -133,12 +133,16 @@ def _largest(sample: Sample, key: Key) -> dict[object, Tensor]:
 
 
 def _with_tensors_alike(sample: Sample, key: Key) -> Sample | None:
-    """Operands of one key in one shape, if two have one: those of other shapes are the largest one in reverse."""
+    """Operands of one key in one shape, if two have one: those of other shapes are the largest one in reverse.
+
+    What has no elements stays: of a batch of no samples, torch may not check the shape.
+    """
     largest = _largest(sample, key)
 
     def alike(tensor: Tensor) -> Tensor:
         wanted = largest[key(tensor)]
-        return tensor if tensor.shape == wanted.shape else plain_torch.in_reverse(wanted)
+        stays = tensor.shape == wanted.shape or not tensor.numel()
+        return tensor if stays else plain_torch.in_reverse(wanted)
 
     args, kwargs = sample.with_tensors(alike)
     call = dataclasses.replace(sample, args=args, kwargs=kwargs)

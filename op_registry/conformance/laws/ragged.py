@@ -195,6 +195,8 @@ class Ragged:
         self, rule: Rule, op: OpOverload, call: Bound, labels: Labels, axes: Axes, draw: Draw, seed: int
     ) -> None:
         self.op, self.rule, self.call, self.axes, self.draw = op, rule, call, axes, draw
+        if op in _OF_SOMETHING and not draw.least:
+            raise NoBatch("its kernel takes no sample of length 0")
         self.labels, self.sizes = labels, _sizes(call, labels)
         self.generator = torch.Generator().manual_seed(zlib.crc32(f"{op} {axes} {draw} {seed}".encode()))
         count, size = self.sizes[axes.samples], self.sizes[axes.positions]
@@ -361,6 +363,8 @@ MOST_CALLS, MOST_SAMPLES, MORE_SAMPLES = 3, 5, 40
 # The most elements in the tensors of a call.
 MOST_ELEMENTS = 1 << 12
 _OF_MEMORY = ("empty_like", "new_empty", "new_empty_strided")
+# Torch's kernel divides by the number of positions, and 0 ends the process.
+_OF_SOMETHING = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,)
 
 
 @dataclass(frozen=True)

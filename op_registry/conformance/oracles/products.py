@@ -175,7 +175,22 @@ def convolution(c: Call) -> Expected:
 
 @oracle("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
 def attention(c: Call) -> Expected:
+    return _attended(c)[0]
+
+
+@oracle("_scaled_dot_product_flash_attention_for_cpu")
+def attention_with_logsumexp(c: Call) -> tuple[Expected, Expected]:
+    """The logsumexp of a query's scores is valid if the query may attend to a key."""
+    out, scores = _attended(c)
+    plain = c.plain()[1]
+    data = scores.data.masked_fill(~scores.mask, -math.inf).logsumexp(-1).reshape(plain.shape).to(plain.dtype)
+    return out, Expected(data, scores.mask.any(-1).reshape(plain.shape))
+
+
+def _attended(c: Call) -> tuple[Expected, Expected]:
     """Softmax over the keys that share a valid feature with the query; each output feature sums over valid values.
+
+    With the scores, (batches, queries, keys).
 
     Valid where the query has a valid feature and may attend to a key that shares one with it and whose value is valid
     in the output's feature. A query that has no keys because of attn_mask alone has torch's own result.
@@ -199,7 +214,7 @@ def attention(c: Call) -> Expected:
     known, without_keys = queries.mask.any(-1, keepdim=True), ~allowed.any(-1, keepdim=True)
     mask = known & (out.mask | without_keys)
     data = torch.where(without_keys, plain.reshape(out.shape), out.data) if bool(without_keys.any()) else out.data
-    return Expected(data.reshape(plain.shape), mask.reshape(plain.shape))
+    return Expected(data.reshape(plain.shape), mask.reshape(plain.shape)), scores
 
 
 def _repeat_heads(x: Expected, repeats: int) -> Expected:
