@@ -126,7 +126,6 @@ if TYPE_CHECKING:
     from torch._dynamo.comptime import ComptimeContext as ComptimeContext
 
 PRE_DISPATCH = DispatchKeySet(DispatchKey.PreDispatch)
-_PRE_DISPATCH_BITS = PRE_DISPATCH.raw_repr()
 _INPLACE_OR_VIEW_BITS = DispatchKeySet(DispatchKey.ADInplaceOrView).raw_repr()
 _AUTOGRAD_BITS = DispatchKeySet(DispatchKey.AutogradFunctionality).raw_repr()
 _from_bits = DispatchKeySet.from_raw_repr
@@ -137,6 +136,8 @@ transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_le
 _autograd: Any = torch._C._autograd
 _saved_tensors_hooks_enabled: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# How many modes see calls of torch's functions.
+function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _traced_by_jit: Callable[[], bool] = torch._C._is_tracing
 _DEAD = -2  # the level functorch reports for a tensor whose level has ended
 
@@ -227,12 +228,12 @@ def in_forward_mode() -> bool:
 
 def redispatch(op: OpOverload, keyset: DispatchKeySet, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Continue the call as torch would without a kernel at PreDispatch."""
-    return op.redispatch(without_pre_dispatch(keyset), *args, **kwargs)
+    return op._handle.redispatch_boxed(keyset.remove(DispatchKey.PreDispatch), *args, **kwargs)
 
 
 def without_pre_dispatch(keyset: DispatchKeySet) -> DispatchKeySet:
     """The received keyset without our kernels' key."""
-    return _from_bits(keyset.raw_repr() & ~_PRE_DISPATCH_BITS)
+    return keyset.remove(DispatchKey.PreDispatch)
 
 
 def tracks_writes(op: OpOverload) -> bool:
@@ -279,14 +280,11 @@ def direct_call(op: OpOverload) -> Callable[..., Any]:
     return binding or op._op
 
 
-def tracking_views_and_versions() -> contextlib.AbstractContextManager[Any]:
-    """Inside ``__torch_dispatch__``: make inner views real views and bump version counters.
-
-    Both are off below autograd, where torch would not notice that a write overwrites a tensor saved for backward.
-    """
-    excluded = torch._C._dispatch_tls_local_exclude_set().raw_repr() & ~_INPLACE_OR_VIEW_BITS
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _from_bits(excluded))
-
+# Inside ``__torch_dispatch__``: a context that makes inner views real views and bumps version counters. Both are off
+# below autograd, where torch would not notice that a write overwrites a tensor saved for backward.
+tracking_views_and_versions: Callable[[], contextlib.AbstractContextManager[Any]] = functools.partial(
+    torch._C._SetExcludeDispatchKeyGuard, DispatchKey.ADInplaceOrView, False
+)
 
 # A context in which operators bypass subclasses and dispatch modes. Inside it we can change a wrapper's own shape and
 # strides (the wrapper holds no data), and copy a plain tensor while Dynamo makes fake tensors.
@@ -403,9 +401,8 @@ def copied_back_by_aot(data: torch.Tensor) -> bool:
     return recording() and not isinstance(data, FunctionalTensor)
 
 
-def make_data_pointer_raise(tensor: torch.Tensor) -> None:
-    """A wrapper has no memory of its own: make data_ptr() and dlpack raise instead of returning address 0."""
-    torch._C._set_throw_on_mutable_data_ptr(tensor)
+# A wrapper has no memory of its own: this makes data_ptr() and dlpack raise instead of returning address 0.
+make_data_pointer_raise: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 
 
 # Higher-order operators that take masked operands, by name. The function gets the operator, which takes plain operands,

@@ -100,7 +100,8 @@ class Registry:
     @property
     def version(self) -> str:
         """A digest of the rules in force for the caller, the same in every process for the same sources."""
-        above = [overlay.version for overlay in self.scope if overlay.rules]
+        scope = self._scope.get()
+        above = [overlay.version for overlay in scope if overlay.rules] if scope else None
         return digest_of(self._base.version, *above) if above else self._base.version
 
     def get(self, op: OpOverload) -> Rule | None:

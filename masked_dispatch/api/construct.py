@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, overload
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence as torch_pad_sequence
 
+from masked_dispatch.dispatch.library import around, new_leaf
 from masked_dispatch.interop.crossing import (
     as_padded,
     extent_of,
@@ -28,7 +29,7 @@ from masked_dispatch.interop.torch_sparse import from_torch_sparse
 from masked_dispatch.tensor.checks import as_plain_tensor, check_mask, checked_dim, least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from masked_dispatch.tensor.traced import code_version
-from masked_dispatch.torch_internals import collate, default_collate_fn_map
+from masked_dispatch.torch_internals import collate, default_collate_fn_map, function_modes, plain_eager
 from op_registry import MaskedSemanticsError
 from op_registry.records.validity import intersect
 from op_registry.sparse.convert import remember_lengths
@@ -77,8 +78,19 @@ def masked_tensor(data: ArrayLike, mask: ArrayLike | None = None, *, requires_gr
             masked = torch.ops.masked_dispatch.mask_with(masked, mask)
         masked.requires_grad_(_checked(masked, requires_grad))
         return masked
-    copy = torch.ops.masked_dispatch.masked_tensor(data.detach(), mask, code_version())
-    return copy.requires_grad_(_checked(copy, requires_grad))
+    copy = _made(new_leaf, torch.ops.masked_dispatch.masked_tensor, data.detach(), mask)
+    if requires_grad:
+        copy.requires_grad_(_checked(copy, requires_grad))
+    return copy
+
+
+def _made(
+    function: Callable[[Tensor, Tensor | None], MaskedTensor], operator: Callable[..., Any], data: Tensor, mask: Any
+) -> MaskedTensor:
+    """What the operator makes of plain data, or the function itself where nothing would see the operator's call."""
+    if not torch.compiler.is_dynamo_compiling() and type(data) is Tensor and plain_eager() and not function_modes():
+        return function(data, mask)
+    return operator(data, mask, code_version())  # type: ignore[no-any-return]
 
 
 def _checked(tensor: Tensor, requires_grad: bool) -> bool:
@@ -104,7 +116,7 @@ def as_masked_tensor(data: ArrayLike, mask: ArrayLike | None = None) -> MaskedTe
         data = from_torch_sparse(data)
     if isinstance(data, MaskedTensor):
         return data if mask is None else torch.ops.masked_dispatch.mask_with(data, mask)
-    return torch.ops.masked_dispatch.as_masked_tensor(data, mask, code_version())
+    return _made(around, torch.ops.masked_dispatch.as_masked_tensor, data, mask)
 
 
 @takes(tensor=Tensor, other=Tensor)

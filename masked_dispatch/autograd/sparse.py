@@ -238,7 +238,7 @@ def unwrap_sparse(tensor: SparseMaskedTensor) -> Sparse | Permuted:
 
 def wrap_sparse_record(record: Sparse | Permuted) -> SparseMaskedTensor:
     """The masked tensor of a sparse record."""
-    order, extent = None, record.extent
+    given, order, extent = record, None, record.extent
     if isinstance(record, Permuted):
         order, record = record.order, record.base
     values = record.values
@@ -250,7 +250,7 @@ def wrap_sparse_record(record: Sparse | Permuted) -> SparseMaskedTensor:
     if (values.data.requires_grad and torch.is_grad_enabled()) or in_forward_mode():
         result: SparseMaskedTensor = SparseWrap.apply(values.data, validity, record.pattern, order)
         return with_extent(result, extent)
-    return with_extent(wrap_sparse(_in_order(Sparse(Dense(values.data, validity), record.pattern), order)), extent)
+    return wrap_sparse(given)
 
 
 def wrap_any(record: AnyRecord) -> MaskedTensor:

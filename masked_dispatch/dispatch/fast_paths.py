@@ -104,6 +104,7 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
     more than torch's own. A mean divides a sum by the count.
     """
     general, call, returns = rule_kernel(op, rule), direct_call(op), schema_of(op).returns
+    name = op.name()
     select = direct_call(torch.ops.aten.threshold_backward.default)
     always = rule.run is run_reduction  # other rules do only that for plain elements of the dtypes in _REAL
     if not rule.is_built_in or rule.traits.identity is None or len(returns) != 1 or str(returns[0].type) != "Tensor":
@@ -119,9 +120,9 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
             or x.is_inference()
         ):
             return general(keyset, x, *rest, **kwargs)
-        validity = x._stored_validity if x._family is None else shared_validity(x)
-        data, extent = x._data, x._extent
-        everywhere = False
+        apart = x._family is None
+        validity, extent = (x._stored_validity, x._stored_extent) if apart else (shared_validity(x), x._extent)
+        data, everywhere = x._data, False
         if extent is not None:
             plan = planned(rule, op, (Dense(data, validity, extent), *rest))
             if plan is None:
@@ -131,13 +132,14 @@ def reduction_kernel(op: OpOverload, rule: Rule) -> Kernel:
             return with_extent(wrap(call(data, *rest), None), extent)
         if not (always or (type(data) is Tensor and data.dtype in _REAL and data.numel())):
             return general(keyset, x, *rest)
-        value, zero_by, divisor, some = kept_steps(op, rule, data, validity, rest)
+        value, zero_by, divisor, some = kept_steps(op, name, rule, data, validity, rest)
         if zero_by is not None:
-            data = data if known_zero(data, validity) else select(data, zero_by, 0)
+            data = data if id(data) in known_tensors and known_zero(data, validity) else select(data, zero_by, 0)
         elif value is not None:
             data = Dense(data, validity).filled(value)
         found = call(data, *rest) if divisor is None else sum_up(data, *rest) / divisor
-        return with_extent(wrap(found, None if everywhere else some), extent)
+        result = wrap(found, None if everywhere else some)
+        return result if extent is None else with_extent(result, extent)
 
     return kernel
 
@@ -200,12 +202,15 @@ def plain_rows(rows: Callable[..., int], x: Tensor, data: Tensor, rest: tuple[An
     return rows(x.ndim, data.ndim, *others)
 
 
-def kept_steps(op: OpOverload, rule: Rule, data: Tensor, validity: Tensor, rest: tuple[Any, ...]) -> Steps:
-    """The steps of a reduction (reduction_steps), with the selector of zeros and the divisor; cached with the mask."""
+def kept_steps(op: OpOverload, name: str, rule: Rule, data: Tensor, validity: Tensor, rest: tuple[Any, ...]) -> Steps:
+    """The steps of a reduction (reduction_steps), with the selector of zeros and the divisor; cached with the mask.
+
+    name  the operator's name: to hash an overload itself calls Python
+    """
     if type(data) is not Tensor or validity.is_inference() or _inference_mode_enabled():
         return steps_of(op, rule, Dense(data, validity), rest)
     kept = kept_with(validity)
-    key: tuple[Any, ...] = (op, data.dtype, data.shape)
+    key: tuple[Any, ...] = (name, data.dtype, data.shape)
     if rest:
         key = (*key, *(tuple(a) if type(a) is list else a for a in rest))
     steps: Steps | None = kept.get(key)

@@ -64,9 +64,12 @@ _library = Library("masked_dispatch", "DEF")
 
 def _as_masked_tensor(data: Tensor, mask: Tensor | None, version: str) -> MaskedTensor:
     _check_graph(data, version)
-    if mask is None:
-        return wrap_record(Dense(data, None))
-    return wrap_record(Dense(data, stored_validity(data, mask)))
+    return around(data, mask)
+
+
+def around(data: Tensor, mask: Tensor | None) -> MaskedTensor:
+    """A masked tensor that shares memory with plain `data`, with a copy of a checked mask; differentiable."""
+    return wrap_record(Dense(data, None if mask is None else stored_validity(data, mask)))
 
 
 def _check_graph(data: Tensor, version: str) -> None:
@@ -94,10 +97,15 @@ def _check_exported(version: str) -> None:
 
 def _masked_tensor(data: Tensor, mask: Tensor | None, version: str) -> MaskedTensor:
     _check_exported(version)
+    return new_leaf(data, mask)
+
+
+def new_leaf(data: Tensor, mask: Tensor | None) -> MaskedTensor:
+    """A masked tensor of copies of detached data, plain or masked, and of a checked mask."""
     record = _record(data)
-    if mask is not None:
-        record = under(record, record.data, stored_validity(record.data, mask))
-    return wrap_record(Dense(record.data.clone(), record.validity, record.extent))
+    if mask is None:
+        return wrap_record(Dense(record.data.clone(), record.validity, record.extent))
+    return wrap_record(under(record, record.data.clone(), stored_validity(record.data, mask)))
 
 
 def _record(tensor: Tensor) -> Dense:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from masked_dispatch.engine_internals import called_by_functorch
 from masked_dispatch.scopes import remember_overlays
 from masked_dispatch.tensor.extents import know_extent
 from masked_dispatch.tensor.in_transform import InTransform, wrap_in_transform
-from masked_dispatch.tensor.mask_sharing import copy_validity_before_views, make_view_family, shared_validity
+from masked_dispatch.tensor.mask_sharing import copy_validity_before_views, family_of, make_view_family, shared_validity
 from masked_dispatch.tensor.masked_tensor import MaskedTensor, inference_mode_of, with_extent, wrap
 from masked_dispatch.tensor.messages import extent_not_carried, returned_to_torch_func
 from masked_dispatch.tensor.sparse_tensor import SparseMaskedTensor
@@ -30,6 +30,7 @@ from masked_dispatch.torch_internals import (
     redispatch,
     share_storage,
     tracking_views_and_versions,
+    transform_level,
     under_transform,
 )
 from op_registry import MaskedSemanticsError
@@ -37,7 +38,7 @@ from op_registry.extents.remembered import PartOfEach
 from op_registry.extents.run import run_with_extents
 from op_registry.extents.writes import extent_in, region_of
 from op_registry.records.dense import Dense
-from op_registry.records.fill import hand_on, known_zero, remember_zero
+from op_registry.records.fill import hand_on, known_tensors, known_zero, remember_zero
 from op_registry.records.tracing import being_traced
 from op_registry.rule import Rule, Run
 
@@ -54,7 +55,7 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
             return redispatch(op, keyset, args, kwargs)
         if isinstance(base, SparseMaskedTensor):
             return view_of_sparse(op, args, kwargs)
-        if under_transform():
+        if transform_level() is not None:
             if called_by_functorch(1):
                 raise MaskedSemanticsError(returned_to_torch_func(base))  # vmap expands outputs it does not know
             record = unwrap(base)
@@ -62,7 +63,7 @@ def view_kernel(op: OpOverload, rule: Rule) -> Kernel:
                 copy_validity_before_views(base)
                 record = Dense(base._data, base._validity, base._extent)
             try:
-                views = _run_of(run, rule, op, base)(record, *args[1:], **kwargs)
+                views = _viewed(run, rule, op, record, args, kwargs)
             except RuntimeError as error:
                 if not str(error).startswith("Batching rule not implemented"):
                     raise
@@ -202,19 +203,24 @@ def strided_view_below(base: MaskedTensor, *args: Any, **kwargs: Any) -> MaskedT
 def view_below(run: Run, rule: Rule | None, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The view of data and validity, in one family with its base."""
     base = args[0]
-    run = _run_of(run, rule, op, base)
-    if being_traced(base._data):
+    traced = being_traced(base._data)
+    if traced:
         copy_validity_before_views(base)
-        return _wrap_views(base, run(Dense(base._data, base._validity, base._extent), *args[1:], **kwargs))
-    with inference_mode_of(base), tracking_views_and_versions():
-        return _wrap_views(base, run(Dense(base._data, base._validity, base._extent), *args[1:], **kwargs))
+    elif torch.is_inference_mode_enabled() and not base.is_inference():
+        with inference_mode_of(base):
+            return view_below(run, rule, op, args, kwargs)
+    with contextlib.nullcontext() if traced else tracking_views_and_versions():
+        record = Dense(base._data, base._validity, base._extent)  # (a part of the family's memory is a view, too)
+        return _wrap_views(base, _viewed(run, rule, op, record, args, kwargs))
 
 
-def _run_of(run: Run, rule: Rule | None, op: OpOverload, base: MaskedTensor) -> Run:
-    if base._extent is None:
-        return run
+def _viewed(
+    run: Run, rule: Rule | None, op: OpOverload, record: Dense, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    if record.extent is None:
+        return run(record, *args[1:], **kwargs)
     assert rule is not None
-    return functools.partial(run_with_extents, run, rule, op)
+    return run_with_extents(run, rule, op, record, *args[1:], **kwargs)
 
 
 def _wrap_views(
@@ -223,14 +229,17 @@ def _wrap_views(
     if isinstance(result, (list, tuple)):
         return type(result)(_wrap_views(base, r, wrap) for r in result)
     view = wrap(result.data, checked_validity(result))
-    hand_on(base._data, view._data, view._stored_validity, of_source=base._validity)
+    if id(base._data) in known_tensors:
+        hand_on(base._data, view._data, view._stored_validity, of_source=base._validity)
     if not base._data.is_conj() or result.data.dtype is base.dtype:
         share_storage(view, base)  # (the real view of conjugated data is a copy)
-    with_extent(view, result.extent)
+    if result.extent is not None:
+        with_extent(view, result.extent)
     is_copy = result.data.dtype is not base.dtype or isinstance(result, PartOfEach)
     if not is_copy:
-        make_view_family(base, view)
-        know_extent(view, result.extent)
+        view._family = family = base._family or family_of(base)
+        if family.extent_written:
+            know_extent(view, result.extent)
     view._stands_for_a_view = base._stands_for_a_view
     view._mask_is_a_copy = base._mask_is_a_copy or is_copy
     return view

@@ -130,8 +130,11 @@ def broadcasts_to(shape: torch.Size, wanted: torch.Size) -> bool:
     """Whether a tensor of `shape` can be expanded to `wanted`."""
     if len(shape) > len(wanted):
         return False
-    # Compare for equality first: a graph does not know whether a data-dependent size is 1.
-    return all(known_to_hold(n == w) or n == 1 for n, w in zip(reversed(shape), reversed(wanted), strict=False))
+    for n, w in zip(reversed(shape), reversed(wanted), strict=False):
+        # Compare for equality first: a graph does not know whether a data-dependent size is 1.
+        if not (n is w or known_to_hold(n == w) or n == 1):
+            return False
+    return True
 
 
 def checked_dim(caller: str, x: Tensor, dim: int) -> int:

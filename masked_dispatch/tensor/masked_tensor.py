@@ -117,7 +117,7 @@ class MaskedTensor(Conversions, NamedPieces, ExtentPieces, ReadWhereAllValid, Wi
     @property
     def _validity(self) -> Tensor | None:
         family = self._family
-        return self._stored_validity if family is None else family.validity_of(self)
+        return self._stored_validity if family is None or family.memory is None else family.validity_of(self)
 
     @_validity.setter
     def _validity(self, validity: Tensor | None) -> None:

@@ -38,6 +38,7 @@ from op_registry.extents.pieces import Known, serves
 from op_registry.records.dense import Dense
 from op_registry.records.extent import Extent
 from op_registry.records.tracing import being_traced
+from op_registry.records.validity import as_int8
 from op_registry.sparse.layout import DENSE, Layout, layout_named, version_of
 from op_registry.sparse.permuted import AnyRecord, Permuted, base_shape_of, groups_of
 from op_registry.sparse.record import Pattern, Sparse
@@ -332,13 +333,14 @@ def wrap_sparse(
 
     size  the tensor's sizes; default: the record's
     """
-    check_stored_sparsely((record.base if isinstance(record, Permuted) else record).values.data)
+    values = (record.base if isinstance(record, Permuted) else record).values.data
+    check_stored_sparsely(values)
     try:
         wrapper: SparseMaskedTensor = make_wrapper_subclass(
             kind,
             record.shape if size is None else size,
-            dtype=record.dtype,
-            device=record.device,
+            dtype=values.dtype,
+            device=values.device,
             requires_grad=requires_grad,
             _extra_dispatch_keys=PRE_DISPATCH,
         )
@@ -349,7 +351,8 @@ def wrap_sparse(
     extent = record.extent
     if isinstance(record, Permuted):
         wrapper._order, record = record.order, record.base
-    wrapper._kept = StoredPieces(record.values.data, record.values.full_validity, record.pattern)
+    validity = record.values.full_validity
+    wrapper._kept = StoredPieces(values, None if validity is None else as_int8(validity), record.pattern)
     return with_extent(wrapper, extent)
 
 

@@ -195,9 +195,8 @@ def reduction_steps(
     Both depend on the mask, the shape, the dtype and the arguments, not on the data.
     """
     slices = traits.dims if isinstance(traits.dims, Slices) else ONE_FOR_EACH_SLICE
-    dim, keepdim = (argument(op, name, (x, *args), kwargs) for name in (slices.dim, slices.keepdim))
-    keepdim = bool(keepdim)
-    validity = x.any_valid(dim, keepdim)
+    dim = argument(op, slices.dim, (x, *args), kwargs)
+    validity = x.any_valid(dim, bool(argument(op, slices.keepdim, (x, *args), kwargs)))
     unmixed = not traits.mixed_derivative or not gradients_may_flow(x.data)
     if x.validity is None or (
         unmixed and has_whole_slices(x, wrap_dims(dim, x.ndim)) and not torch.is_anomaly_enabled()

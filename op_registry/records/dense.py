@@ -153,7 +153,7 @@ class Dense:
         if being_traced(validity) or torch.is_inference_mode_enabled() or validity.is_inference() or under_transform():
             return self._compute_fact(kind, dims, keepdim)
         facts = kept_with(validity)
-        key = (kind, dims, keepdim, *(self.shape[d] for d in dims))
+        key = (kind, dims, keepdim, self.data.shape)
         fact: Tensor | None = facts.get(key)
         if fact is None:
             fact = facts[key] = self._compute_fact(kind, dims, keepdim)
@@ -164,8 +164,9 @@ class Dense:
         assert validity is not None
         if kind == "each":
             return self._fact("some", dims, keepdim).all()
-        # Count a broadcast dimension by multiplying, without reading its elements again.
-        repeated = math.prod(self.shape[d] for d in dims if known_to_hold(validity.shape[d] == 1))
+        places = math.prod(map(self.data.shape.__getitem__, dims))
+        if kind == "some" and dims and not being_traced(validity) and places:
+            return as_int8(validity).amax(dims, keepdim)  # which torch vectorises, unlike a count
         if not dims:
             count = validity.to(torch.int64)
         else:
@@ -180,8 +181,9 @@ class Dense:
             summed = ones.sum(dims, keepdim=keepdim, dtype=torch.float32) if exact_in_float else None
             count = (count_ones(ones, dims, keepdim) if summed is None else summed).to(torch.int64)
         if kind == "count":
-            return count * repeated
-        places = math.prod(self.shape[d] for d in dims)
+            # Count a broadcast dimension by multiplying, without reading its elements again.
+            repeated = [self.shape[d] for d in dims if known_to_hold(validity.shape[d] == 1)]
+            return count * math.prod(repeated) if repeated else count
         if known_to_hold(places == 0):
             return torch.ones_like(count, dtype=torch.int8)
         if known_to_hold(places != 0):

@@ -99,7 +99,7 @@ def _halves(taken: Sequence[Part[T]], wanted: int, divides: Callable[[T], bool])
 def aligned_validity(x: Dense) -> Tensor | None:
     """The validity with the data's number of dimensions, each of the data's size or 1; None if all are valid."""
     v = x.validity
-    return v if v is None or v.ndim == x.ndim else with_leading_dims(v, x.ndim - v.ndim)
+    return v if v is None or v.ndim == x.data.ndim else with_leading_dims(v, x.ndim - v.ndim)
 
 
 def broadcast_along(validity: Tensor, dim: int) -> bool:

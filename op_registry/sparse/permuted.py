@@ -76,7 +76,7 @@ class Permuted:
     @property
     def shape(self) -> torch.Size:
         sizes = self.base.shape
-        return torch.Size(math.prod(sizes[d] for d in group) for group in self.groups)
+        return torch.Size([math.prod(map(sizes.__getitem__, group)) for group in self.groups])
 
     @property
     def ndim(self) -> int:
@@ -138,7 +138,7 @@ def groups_of(order: tuple[int, ...]) -> Groups:
 
 def order_of(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The inverse of `groups_of`."""
-    return tuple(d if n == 0 else ~d for group in groups for n, d in enumerate(group))
+    return tuple([d if n == 0 else ~d for group in groups for n, d in enumerate(group)])
 
 
 def in_base_dims(t: Tensor, order: tuple[int, ...], base_shape: Sequence[int]) -> Tensor:

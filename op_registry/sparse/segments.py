@@ -22,7 +22,7 @@ from op_registry.records.arguments import SIGNED, accumulation_dtype
 from op_registry.records.dense import Dense
 from op_registry.records.fill import OwnFunction, fill_bits, widened
 from op_registry.records.slices import Extremum
-from op_registry.records.tracing import being_traced, computed_at_once
+from op_registry.records.tracing import being_traced, computed_at_once, under_transform
 from op_registry.records.validity import as_bool, as_int8
 from op_registry.sparse.convert import placed
 from op_registry.sparse.coordinates import Coordinates, ravel, unique_keys, unravel
@@ -69,7 +69,8 @@ class Segments:
         if not self.remaining:
             return t.sum(0, keepdim=True, dtype=t.dtype)
         if self.ends is not None and t.ndim == 1 and t.is_floating_point() and computed_at_once(t):
-            return _Sum.apply(t, self)
+            derived = (t.requires_grad and torch.is_grad_enabled()) or under_transform()
+            return _Sum.apply(t, self) if derived else self.sum_contiguous(t)
         return t.new_zeros((self.slices, *t.shape[1:])).index_add(0, self.segment_ids, t)
 
     def sum_contiguous(self, t: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class Segments:
     def _reduce_contiguous(self, t: Tensor, reduction: Reduction) -> Tensor:
         if t.shape[0] == 0:
             return t.new_zeros(self.slices)
-        if is_worthwhile(t.shape[0], self.slices, t):
+        if is_worthwhile(t, self.slices, reduction):
             width = WIDTH[reduction]
             ends = self.ends
             assert ends is not None
@@ -270,9 +271,10 @@ class RowChunks:
         return result.scatter_reduce(0, self.remainder, rest, reduction) if rest.shape[0] else result
 
 
-def is_worthwhile(stored: int, rows: int, values: Tensor) -> bool:
-    """Whether rows are long enough for chunks, and the kernels used here support the values."""
-    return stored >= max(LONG * rows, 2**14) and values.dtype in (torch.float32, torch.float64) and values.is_cpu
+def is_worthwhile(values: Tensor, rows: int, reduction: Reduction) -> bool:
+    """Whether rows are long enough for chunks, and torch vectorises the kernels used here for the values' dtype."""
+    fast = (torch.float32,) if reduction == "sum" else (torch.float32, torch.float64)
+    return values.shape[0] >= max(LONG * rows, 2**14) and values.dtype in fast and values.is_cpu
 
 
 # ---------------------------------------------------------------------------------------------------------- padded rows
