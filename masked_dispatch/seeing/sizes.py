@@ -525,11 +525,27 @@ def _placed_by(call: FunctionCall, result: Any, sizes: Mapping[int, Mapping[int,
         try:
             with unrecorded(), torch.no_grad():
                 made = call.with_each(own)
-                if made.shape != result.shape and not bool(torch.isin(made, result).all()):
+                if made.shape != result.shape and not _is_part(made, result):
                     return result.numel()
         except Exception:  # sizes that other tensors have, or values that are not compared
             return None
     return None
+
+
+def _is_part(made: Tensor, result: Tensor) -> bool:
+    """Whether a table for a sample alone is part of that for the batch: its start, or of numbers its end or middle too.
+
+    Integers may be positions in any order: it is enough that the batch has the same.
+    """
+    if made.ndim != result.ndim or not (made.is_floating_point() or made.dtype is torch.bool):
+        return bool(torch.isin(made, result).all())
+    more = [n - own for n, own in zip(result.shape, made.shape, strict=True)]
+    places = (0,) if made.dtype is torch.bool else (0, 1, 2)
+    parts = [
+        result[tuple(slice(d * place // 2, d * place // 2 + own) for d, own in zip(more, made.shape, strict=True))]
+        for place in places
+    ]
+    return any(part.shape == made.shape and torch.allclose(part, made, equal_nan=True) for part in parts)
 
 
 def _alone(value: Any, index: int, samples: int, sizes: Mapping[int, Mapping[int, Alone]]) -> Any:

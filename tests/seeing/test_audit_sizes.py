@@ -205,6 +205,8 @@ def test_numbers_that_place_something_elsewhere() -> None:
     for call, count in (
         (softmax_of_coordinates, 5),
         (lambda: torch.full((Y.shape[1],), 1 / Y.shape[1]), 5),
+        (lambda: torch.linspace(0, 1, Y.shape[1]), 5),  # (the third sample's are among the first's)
+        (lambda: torch.arange(Y.shape[1]) >= Y.shape[1] // 2, 5),
         (lambda: torch.arange(Y.shape[1]) / (Y.shape[1] - 1), 5),
         (same_padding, 168),
         (lambda: Y[:, Y.shape[1] // 2], 24),
@@ -218,6 +220,9 @@ def test_numbers_that_place_something_elsewhere() -> None:
 def test_numbers_that_place_nothing_elsewhere() -> None:
     for right in (
         lambda: torch.arange(1 - Y.shape[1], Y.shape[1]),  # distances
+        lambda: torch.arange(1.0 - Y.shape[1], Y.shape[1]),
+        lambda: torch.arange(1.0 - Y.shape[1], 1),  # as a bias of scores
+        lambda: torch.ones(Y.shape[1], Y.shape[1]).tril(),
         lambda: torch.full((3,), Y.shape[1]),
         lambda: torch.rand(Y.shape[1]),
         lambda: F.pad(Y.mT, (2, Y.shape[1])),
