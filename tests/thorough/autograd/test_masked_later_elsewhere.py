@@ -37,6 +37,21 @@ def same(found: Tensor, expected: Any) -> None:
     torch.testing.assert_close(found, torch.tensor(expected), equal_nan=True)
 
 
+def apart(x: Any) -> tuple[Any, Any]:
+    return x.std(1), x.mean(1)
+
+
+@pytest.mark.parametrize("both", [lambda x: torch.std_mean(x, 1), apart])
+def test_two_results_of_one_call_share_a_formula(both: Callable[[Any], tuple[Any, Any]]) -> None:
+    """So where one is masked later, the other's gradient may be NaN; of two calls it is not."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    std, mean = both(md.as_masked_tensor(x, torch.tensor([[True, False], [True, True]])))
+    (std.mask_with(LATER).sum() + mean.sum()).backward()
+    assert x.grad is not None
+    half = 2**-0.5
+    same(x.grad, [[1.0 if both is apart else torch.nan, 0.0], [0.5 - half, 0.5 + half]])
+
+
 @pytest.mark.parametrize(
     "jacobian",
     [
