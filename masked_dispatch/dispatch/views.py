@@ -209,8 +209,8 @@ def view_below(run: Run, rule: Rule | None, op: OpOverload, args: Sequence[Any],
     elif torch.is_inference_mode_enabled() and not base.is_inference():
         with inference_mode_of(base):
             return view_below(run, rule, op, args, kwargs)
+    record = Dense(base._data, base._validity, base._extent)
     with contextlib.nullcontext() if traced else tracking_views_and_versions():
-        record = Dense(base._data, base._validity, base._extent)  # (a part of the family's memory is a view, too)
         return _wrap_views(base, _viewed(run, rule, op, record, args, kwargs))
 
 

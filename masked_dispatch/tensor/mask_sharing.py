@@ -22,7 +22,12 @@ from torch import Tensor
 from masked_dispatch.process import Lock
 from masked_dispatch.tensor.assignment import assign_validity, may_share, same_places
 from masked_dispatch.tensor.extents import SharedExtent
-from masked_dispatch.torch_internals import as_value, copied_back_by_aot, without_torch_dispatch
+from masked_dispatch.torch_internals import (
+    as_value,
+    copied_back_by_aot,
+    tracking_views_and_versions,
+    without_torch_dispatch,
+)
 from op_registry import MaskedSemanticsError
 from op_registry.records.dense import same_sizes
 from op_registry.records.tracing import being_traced
@@ -179,8 +184,10 @@ class ViewFamily(SharedExtent):
             return member._stored_validity
         part = member._part_of_memory
         if part is None or part[0] is not memory:
-            # Assign both at once, so that no other thread sees a part of one memory together with another memory.
-            member._part_of_memory = part = (memory, self.part_of(member._data, memory))
+            # Assign both at once, so that no other thread sees a part of one memory together with another memory. Below
+            # autograd, too, the part is a view whose version writes to the memory raise.
+            with tracking_views_and_versions():
+                member._part_of_memory = part = (memory, self.part_of(member._data, memory))
         return part[1]
 
     def base_validity(self) -> Tensor | None:

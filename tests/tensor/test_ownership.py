@@ -354,3 +354,15 @@ def test_a_view_of_another_dtype_is_not_written_through_where_nothing_is_masked_
         torch.view_as_real(x).fill_(1.0)
     torch.view_as_real(x).clone().fill_(1.0)
     assert x.tolist() == [0, 0]
+
+
+def test_a_mask_that_a_view_reads_below_autograd_knows_of_later_writes() -> None:
+    """What is remembered of a mask holds for its version, and threads write while others make views."""
+    x: Any = md.masked_tensor(torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool))
+    x[0] = md.masked_tensor(torch.ones(2), torch.tensor([True, False]))  # the family gets memory of its own
+    x._part_of_memory = None
+    assert x[1].get_mask().all()
+    memory, part = x._part_of_memory
+    before = part._version
+    memory.fill_(0)
+    assert part._version == before + 1
