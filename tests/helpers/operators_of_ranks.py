@@ -33,7 +33,7 @@ PARTS, AT_LEAST = 4, 120
 # fmt: off
 EXCEPTIONS = {
     REFUSED_TOO: [
-        "__getitem__", "as_strided", "flatten", "hash_tensor",
+        "__getitem__", "as_strided", "flatten", "hash_tensor", "linalg.matrix_power",
         "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d", "pca_lowrank", "ravel",
         "repeat_interleave", "reshape", "reshape_as", "short", "stft", "svd_lowrank", "to_sparse", "unbind",
         "unfold", "view", "view_as",
