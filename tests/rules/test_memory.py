@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
 def peak(call: Callable[[], object]) -> int:
     """The bytes that a call allocates at its highest, less what is freed before; of its second run."""
     call()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         result = call()
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = highest = 0
