@@ -50,11 +50,18 @@ def main() -> None:
 
     distributed.init_process_group("gloo")
     torch.set_num_threads(1)
+    # (Models are gone when the group ends: a last DistributedDataParallel would wait for the group's threads, and these
+    # for Python's lock, which it holds.)
+    train_and_tell(arguments.steps, arguments.json)
+    distributed.destroy_process_group()
+
+
+def train_and_tell(steps: int, file: Path | None) -> None:
     pixels = digits_data().train.flatten(1).double()
     whole, top = Training(pixels), Training(pixels, share=0.1)
     for training in (whole, top):
-        training.until(arguments.steps)
-    resumed = difference(whole, interrupted(pixels, arguments.steps))
+        training.until(steps)
+    resumed = difference(whole, interrupted(pixels, steps))
     valid: list[int] = [0] * distributed.get_world_size()
     distributed.all_gather_object(valid, whole.valid)
 
@@ -65,11 +72,10 @@ def main() -> None:
         assert top.top is not None
         print(f"gradients sent: {top.top.sent / top.top.elements:.0%}")
         print(f"stopped, saved, loaded and gone on: weights differ by {resumed:.1e} from the undisturbed training")
-        if arguments.json is not None:
+        if file is not None:
             weights = [w.tolist() for w in whole.weights()]
             found = {"losses": whole.losses, "weights": weights, "resumed": resumed, "top": top.losses}
-            arguments.json.write_text(json.dumps(found))
-    distributed.destroy_process_group()
+            file.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
