@@ -163,7 +163,7 @@ def warn_at(caller: Frame, message: str, category: type[Warning]) -> None:
         warnings.warn_explicit(message, category, NO_CALLER, 0, __name__)
         return
     seen = frame.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, name, seen, frame.f_globals)
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, name, seen)
 
 
 def _calls_for_itself(module: str) -> bool:

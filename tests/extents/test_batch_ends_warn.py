@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib.machinery import BuiltinImporter
 from typing import Any
 
 import pytest
@@ -97,6 +98,15 @@ def test_filters_apply() -> None:
         warnings.simplefilter("error", md.BatchEndWarning)
         with pytest.raises(md.BatchEndWarning, match=r"x\[:, -1\] is an end of the batch"):
             batch("right")[:, -1]
+
+
+def test_a_program_that_python_reads_from_its_standard_input_is_warned(warned: list[warnings.WarningMessage]) -> None:
+    piped = {"__name__": "__main__", "__spec__": None, "__loader__": BuiltinImporter, "x": batch("right"), "md": md}
+    exec(compile("x[:, -1]\nx.unfold(1, 3, 1)", "<stdin>", "exec"), piped)
+    assert [(w.category, w.filename, w.lineno) for w in warned] == [
+        (md.BatchEndWarning, "<stdin>", 1),
+        (md.EmptiedSampleWarning, "<stdin>", 2),
+    ]
 
 
 class Calls(TorchFunctionMode):

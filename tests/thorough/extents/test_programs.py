@@ -15,6 +15,7 @@ from op_registry.fuzz import padded_programs, padding
 from op_registry.fuzz.command import Settings, check_seed, snippet
 from op_registry.fuzz.padded_programs import can_be_drawn, program_of_samples
 from op_registry.fuzz.padding import Tally
+from op_registry.fuzz.programs import Source, Step
 from op_registry.records.dense import Dense
 from op_registry.records.extent import PREFIX, Factor
 
@@ -51,6 +52,19 @@ def test_every_line_is_drawn() -> None:
 
 def test_what_is_drawn_can_be_drawn() -> None:
     assert all(can_be_drawn(program_of_samples(seed, STEPS)) for seed in range(50))
+
+
+def test_what_is_cut_to_as_many_positions_as_longer_samples_keep_too_is_no_feature() -> None:
+    state = padded_programs._State(0)
+    state.add_source(Source("x", (3, 3, 3), "float64", 1, "plain", axes=("B", 3, "T")))
+    state.sources.append(Source("w", (2, 3, 2), "float64", 3, "plain"))
+    steps = (
+        Step("cut", "{0}[:, :, 1:]", ("x",)),
+        Step("windows", "F.conv1d(F.pad({0}, (1, 0)), {1})", ("cut", "w")),
+        Step("two", "{0}[:, :, :2]", ("windows",)),
+    )
+    assert all(map(state.add_step, steps))
+    assert state._kinds(["x", "cut", "windows", "two"]) == ["fr"] * 4
 
 
 @pytest.mark.parametrize("seed", (3, 10))
