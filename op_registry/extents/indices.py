@@ -26,7 +26,7 @@ from op_registry.extents.follow import (
     sizes_of,
     with_factors,
 )
-from op_registry.extents.meetings import carried, check_holds, check_meetings, combined
+from op_registry.extents.meetings import begins_elsewhere, carried, check_holds, check_meetings, combined
 from op_registry.extents.slices import differs
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
@@ -49,6 +49,9 @@ from op_registry.sparse.record import NotLowered
 
 # The arguments of assignments that are written.
 _SOURCES = frozenset(("src", "source", "value", "values"))
+NAMES_OTHERS = (
+    "its index names positions that the tensor does not have: a sample's positions are counted in the batch there"
+)
 
 
 def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
@@ -80,13 +83,23 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
         return with_factors(result, [Factor(_known_of_read(first, hidden[0], labels))], padded=True, grows=False)
     if any_stored(call):
         raise NotLowered("it reads at positions of samples, on dense storage")
-    moved = [_where_read(read(call, first, f, labels), others) for f in hidden]
+    moved = []
+    for f in hidden:
+        counted = not any(begins_elsewhere(f.along[d]) for d in indexed)
+        moved.append(_where_read(call, read(call, first, f, labels), others, counted))
     return with_factors(result, combined([*others, moved], call.rule.name), only_padded(records))
 
 
-def _where_read(factor: Factor, others: Sequence[Sequence[Factor]]) -> Factor:
-    """A factor of what is read, there only where the index is: at its padding nothing is read."""
+def _where_read(call: Bound, factor: Factor, others: Sequence[Sequence[Factor]], counted: bool) -> Factor:
+    """A factor of what is read, there only where the index is: at its padding nothing is read.
+
+    counted  whether samples begin at 0, so that an index that reads behind a sample's end counts its positions; else
+             one that reads where nothing is counts others, and is refused
+    """
     for other in (f for factors in others for f in factors if set(f.depends) <= set(factor.depends)):
+        if not counted:
+            why = f"{NAMES_OTHERS}, and those of the tensor do not begin at index 0; see masked_dispatch.align"
+            check_holds(as_bool(factor.there) | ~as_bool(other.there), refuse(call, why))
         factor = replace(factor, said=Boolean(intersect, (factor.there, other.there)))
     return factor
 
@@ -281,9 +294,8 @@ def _known_of_target(call: Bound, first: str) -> Sequence[Factor]:
         along = [without_order(a) for a in first_known(factors_of(target))]
         return [Factor(tuple(along), narrowed(as_int8(is_written), along))]
     why = (
-        "its index names positions that the tensor does not have: a sample's positions are counted in the batch there, "
-        "and the tensor has others (as the results of argsort have, of samples that do not begin at index 0; see "
-        "masked_dispatch.align). A buffer that nobody has written takes them, torch.empty_like(index)"
+        f"{NAMES_OTHERS}, and the tensor has others (as the results of argsort have, of samples that do not begin at "
+        "index 0; see masked_dispatch.align). A buffer that nobody has written takes them, torch.empty_like(index)"
     )
     check_holds(inside, refuse(call, why))
     return factors_of(target)

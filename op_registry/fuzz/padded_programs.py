@@ -378,6 +378,7 @@ PAIRS = r"""
 2 (.+),\1 F.mse_loss({0}, {1}, reduction="none").mean({d}) | ({0} * {1}).sum({d})
     | F.cosine_similarity({0}, {1}, dim={d})
     | torch.stack([F.smooth_l1_loss(a, b, reduction="sum") for a, b in zip({0}, {1})])
+    | {0}.gather({d}, {1}.argsort(dim={d}, stable=True)) | F.pairwise_distance({0}, {1})
 2 rf,rf {0}.transpose(1, 2) @ {1} | torch.einsum("btd,bte->bde", {0}, {1}) | {0}[:, :, None] @ {1}[:, :, :, None]
     | torch.cat([{0}, F.scaled_dot_product_attention({0}, {1}, {1})], -1)
     | torch.einsum("btd,bsd->bts", {0}, {1}).amax(2)

@@ -152,6 +152,25 @@ def test_elements_gathered_along_features_have_the_very_same_extent() -> None:
     assert mine.said is other.said
 
 
+TAKEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gather": lambda x, order: x.gather(1, order),
+    "take_along_dim": lambda x, order: x.take_along_dim(order, 1),
+    "index": lambda x, order: x[torch.arange(2)[:, None], order],
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_an_order_of_other_samples_counts_from_where_they_begin(name: str) -> None:
+    order = md.from_lengths(torch.tensor([[2.0, 1.0], [4.0, 3.0]]), torch.tensor([2, 2])).argsort(dim=1)
+    assert TAKEN[name](only_padded(), order).tolist() == [[2, 1], [6, 5]]
+    why = (
+        r"its index names positions that the tensor does not have: a sample's positions are counted in the batch "
+        r"there, and those of the tensor do not begin at index 0; see masked_dispatch\.align"
+    )
+    with pytest.raises(MaskedSemanticsError, match=why):
+        TAKEN[name](padded([0, 1, 1, 0]), order)
+
+
 def test_a_tensor_meets_itself_in_other_dimensions() -> None:
     blocks = only_padded().reshape(4, 2, 1)
     assert (blocks @ blocks.mT).get_mask().sum((1, 2)).tolist() == [4, 4, 4, 0]
