@@ -6,6 +6,7 @@ thorough/optim/test_stock_table_in_every_storage.py.
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import masked_dispatch as md
+from masked_dispatch.optim.stock import INSTEAD, REFUSED
 from stock_optimizers import (
     EXACT,
     MASKS,
@@ -64,6 +66,28 @@ def test_masked_parameters_that_are_valid_everywhere_take_the_plain_step(cls):
         for p in parameters
     )
     torch.testing.assert_close(masked.to_tensor(0), plain, **EXACT)
+
+
+@pytest.mark.parametrize("cls", REFUSED, ids=lambda cls: cls.__name__)
+def test_a_refusal_says_why_and_names_what_works(cls):
+    """Of subclasses, too, and of no plain gradient."""
+
+    class Own(cls):
+        pass
+
+    parameter, there = nn.Parameter(torch.ones(2, 2)), torch.eye(2) > 0
+    parameter.grad = torch.ones(2, 2)
+    if cls is not torch.optim.SparseAdam:  # takes no dense gradients
+        Own([parameter]).step(*([lambda: torch.zeros(())] if cls is torch.optim.LBFGS else []))
+    parameter.grad = md.masked_tensor(torch.where(there, 1.0, torch.nan), there)
+    names = INSTEAD.get(cls, cls.__name__)
+    said = f"gradient masked, and Own {REFUSED[cls]}. Use masked_dispatch.optim.{names}, or"
+    with pytest.raises(md.MaskedSemanticsError, match=f"^Own cannot step parameter 0 of shape .*{re.escape(said)}"):
+        Own([parameter]).step()
+    for name in names.split(" or "):
+        before = parameter.detach().clone()
+        getattr(md.optim, name)([parameter], lr=0.1).step()
+        assert torch.equal(parameter != before, there)
 
 
 def test_adafactor_says_why_it_refuses_a_masked_parameter():

@@ -17,6 +17,7 @@ from bare_records import apply, seen
 from masked_dispatch import MaskedSemanticsError, as_masked_tensor, is_masked_tensor, masked_tensor
 from op_registry.authoring import Dense
 
+aten = torch.ops.aten
 LENGTHS = (6, 4, 1)
 BATCH, TIME, WIDTH = 3, 6, 8
 
@@ -93,24 +94,15 @@ def test_weights_and_the_fused_kernels_agree(tokens, which):
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_an_encoder_sees_each_sequence_alone(tokens, norm_first, activation):
-    layer = nn.TransformerEncoderLayer(
-        WIDTH, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first, activation=activation
-    )
-    encoder = nn.TransformerEncoder(layer, 2)
-    trained = encoder(padded(tokens))
-    for b, n in enumerate(LENGTHS):
-        torch.testing.assert_close(
-            zeros_outside(trained)[b, :n], encoder(tokens[b : b + 1, :n])[0], atol=1e-5, rtol=1e-5
-        )
-    for which in MASKINGS:
-        kept = restrictions(which, "src_key_padding_mask", "mask")
-        trained = encoder.train()(padded(tokens), **kept)
-        assert trained._validity.shape == (BATCH, TIME, 1)
-        with torch.no_grad():
-            agree(trained, encoder.eval()(padded(tokens), **kept))
+@pytest.mark.parametrize("which", MASKINGS)
+def test_an_encoder_in_training_is_that_in_eval(tokens, which):
+    """Which encodes each sequence as if alone: test_encoder_tokens.py."""
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
+    encoder, kept = nn.TransformerEncoder(layer, 2), restrictions(which, "src_key_padding_mask", "mask")
+    trained = encoder(padded(tokens), **kept)
+    assert trained._validity.shape == (BATCH, TIME, 1)
+    with torch.no_grad():
+        agree(trained, encoder.eval()(padded(tokens), **kept))
 
 
 def test_a_decoder_trains_and_its_parameters_get_plain_gradients(tokens):
@@ -127,13 +119,13 @@ def test_kernels_called_by_name_say_whom_to_call_instead(tokens):
     x = padded(tokens)[:, None]
     assert torch._fused_sdp_choice(x, x, x) == torch._fused_sdp_choice(*[tokens[:, None]] * 3)
     for call in (
-        lambda: torch.ops.aten._scaled_dot_product_efficient_attention(x, x, x, None, False),
-        lambda: torch.ops.aten._scaled_dot_product_flash_attention(x, x, x),
+        lambda: aten._scaled_dot_product_efficient_attention(x, x, x, None, False),
+        lambda: aten._scaled_dot_product_flash_attention(x, x, x),
     ):
         with pytest.raises(MaskedSemanticsError, match=r"partly valid tensor of shape \(3, 1, 6, 8\). Call torch.nn.f"):
             call()
     whole = masked_tensor(tokens[:, None].to("meta"))
-    outcome = torch.ops.aten._scaled_dot_product_efficient_attention(whole, whole, whole, None, True)[0]
+    outcome = aten._scaled_dot_product_efficient_attention(whole, whole, whole, None, True)[0]
     assert is_masked_tensor(outcome)
     assert outcome.shape == x.shape
 
@@ -156,12 +148,6 @@ def test_attention_to_nothing_is_blind_to_invalid_queries(garbage):
     attended = nn.functional.scaled_dot_product_attention(query, nothing, nothing)
     assert attended.get_mask().equal(mask)
     assert attended.to_tensor(0).equal(torch.zeros(2, 3, 4))
-
-
-# --------------------------------------------------------------------------------------- scaled_dot_product_attention
-
-
-aten = torch.ops.aten
 
 
 def test_an_attn_mask_may_be_masked_itself():

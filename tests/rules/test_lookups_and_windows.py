@@ -1,4 +1,4 @@
-"""Embedding, bags and pooling on bare records, against what torch gives for the valid elements alone."""
+"""Embedding, bags and averages on bare records, against what torch gives for the valid elements alone."""
 
 from __future__ import annotations
 
@@ -72,15 +72,8 @@ def test_averages_by_hand():
     assert values.tolist() == [[[[0.5, 1.5, 1.5, 0.0, 1.0]]]]
 
 
-# ------------------------------------------------------------------------------------------------------ interpolation
-
-
-def test_interpolation_by_hand():
+def test_what_is_nearest_by_hand():
     x = Dense(torch.tensor([[[2.0, math.nan, 6.0]]]), flags([[[1, 0, 1]]]))
     mask, values = seen(apply(aten.upsample_nearest1d.vec, x, None, [2.0]))
     assert mask.tolist() == [[[True, True, False, False, True, True]]]
     assert values.tolist() == [[[2.0, 2.0, 0.0, 0.0, 6.0, 6.0]]]
-    # At 0, 0.5, 1, 1.5 and 2: halves of what is invalid are left out, and what is left weighs all.
-    mask, values = seen(apply(aten.upsample_linear1d.default, x, [5], True))
-    assert mask.tolist() == [[[True, True, False, True, True]]]
-    assert values.tolist() == [[[2.0, 2.0, 0.0, 6.0, 6.0]]]

@@ -1,4 +1,4 @@
-"""Queries on bare records: plain answers about the valid elements."""
+"""Queries on bare records: equality, distinct values, membership, what has no answer. Counts the laws ask."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from op_registry.authoring import Dense
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
-
-
-# ------------------------------------------------------------------------------------------------------- queries
 
 
 def test_item_raises_where_there_is_no_value() -> None:
@@ -34,16 +31,6 @@ def test_equal_compares_masks_and_valid_values() -> None:
     assert not apply(aten.equal.default, x, masked([1.0], [1]))
     assert apply(aten.allclose.default, x, masked([1.0 + 1e-9, 5.0], [1, 0]))
     assert not apply(aten.allclose.default, x, Dense(torch.tensor([1.0, 0.0])))
-
-
-def test_counts_are_plain_and_of_valid_elements() -> None:
-    x = masked([[0.0, 1.0], [NAN, 2.0]], [[1, 1], [0, 1]])
-    assert apply(aten.count_nonzero.dim_IntList, x, [0]).tolist() == [0, 2]
-    assert apply(aten.nonzero.default, x).tolist() == [[0, 1], [1, 1]]
-    numbers = masked([1, -5, 1, 3], [1, 0, 1, 1])
-    assert apply(aten.bincount.default, numbers).tolist() == [0, 2, 0, 1]
-    weights = masked([0.5, 1.0, 2.0, NAN], [1, 1, 1, 0])
-    assert apply(aten.bincount.default, numbers, weights, 4).tolist() == [0.0, 2.5, 0.0, 0.0]
 
 
 def test_unique_of_valid_elements_with_a_masked_inverse() -> None:

@@ -17,16 +17,17 @@ HIDDEN = (float("nan"), float("inf"), float("-inf"))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.dtype is b.dtype and a.shape == b.shape and a.numpy(force=True).tobytes() == b.numpy(force=True).tobytes()
+    kind = a.dtype is b.dtype and a.shape == b.shape
+    return kind and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 @pytest.mark.parametrize("which", MASKS)
-@pytest.mark.parametrize("dtype", [*(d for d in REAL if d is not torch.bfloat16), *INTEGERS], ids=str)
+@pytest.mark.parametrize("dtype", [*REAL, *INTEGERS, torch.complex64, torch.bool], ids=str)
 def test_the_values_are_those_of_where(dtype: torch.dtype, which: str) -> None:
     validity = MASKS[which]
     data = torch.tensor([[5, 1, 2], [3, 0, 4]]).to(dtype)
-    assert zero_selector(data, validity, 0) is not None
-    assert same_bits(fill_where_invalid(data, validity, 0), torch.where(validity == 1, data, 0))
+    assert (zero_selector(data, validity, 0) is None) is (dtype in (torch.complex64, torch.bool))
+    assert same_bits(fill_where_invalid(data, validity, 0), torch.where(validity == 1, data, 0).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", REAL, ids=str)
@@ -55,12 +56,6 @@ def test_a_large_fill_tells_a_negative_zero_from_a_positive_one(dtype: torch.dty
         fills = [fill_where_invalid(data, MASK, value) for value in (0.0, -0.0, 0.0)]
     for found, value in zip(fills, (0.0, -0.0, 0.0), strict=True):
         assert same_bits(found, torch.where(MASK == 1, data, torch.tensor(value, dtype=dtype)))
-
-
-def test_complex_numbers_and_bools_are_filled_as_before() -> None:
-    for data in (torch.ones(2, 3, dtype=torch.complex64), torch.ones(2, 3, dtype=torch.bool)):
-        assert zero_selector(data, MASK, 0) is None
-        assert torch.equal(fill_where_invalid(data, MASK, 0), torch.where(MASK == 1, data, 0).to(data.dtype))
 
 
 @pytest.mark.parametrize("which", MASKS)

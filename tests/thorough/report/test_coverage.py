@@ -34,10 +34,6 @@ def unlike(accepted: str, now: str) -> list[str]:
     return list(difflib.unified_diff(accepted.splitlines(), now.splitlines(), "accepted", "found", lineterm="", n=0))
 
 
-def without_date(table: str) -> str:
-    return table.partition("\n")[2]
-
-
 def test_the_table_is_as_it_was_accepted() -> None:
     calls = coverage.measure()
     changes = unlike(EXPECTED.read_text(), coverage.expectation(calls))
