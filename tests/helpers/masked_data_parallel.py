@@ -15,19 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import masked_dispatch as md
 from op_registry import MaskedSemanticsError
-from process_groups import Check
+from parallel_training import trained_alike
+from process_groups import Checks
 from refused_collectives import raises
 
-CHECKS: dict[str, Check] = {}
+CHECKS = Checks("DDP: ")
 MASK = torch.tensor([[True, False, True], [True, True, False]])
-
-
-def check(name: str) -> Callable[[Check], Check]:
-    def add(function: Check) -> Check:
-        CHECKS[f"DDP: {name}"] = function
-        return function
-
-    return add
 
 
 class Holes(nn.Module):
@@ -63,31 +56,30 @@ def batch(ranks: int) -> tuple[Any, Tensor]:
     return md.masked_tensor(x.masked_fill(~mask, torch.nan), mask), target
 
 
-@check("masked parameters, buffers and inputs: 20 steps are those of one process")
+def losses(
+    alone: nn.Module, parallel: nn.Module, rank: int, ranks: int
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Of the whole batch, and of a rank's share, which is weighted as all of it."""
+    x, target = batch(ranks)
+
+    def of_parallel() -> Tensor:
+        mine = F.mse_loss(parallel(x[rank::ranks]), target[rank::ranks], reduction="none")
+        return md.distributed.mean_loss(mine)
+
+    return lambda: F.mse_loss(alone(x), target), of_parallel
+
+
+@CHECKS.named("masked parameters, buffers and inputs: 20 steps are those of one process")
 def curve(rank: int, ranks: int) -> None:
     for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
         alone = Holes()
         parallel = DistributedDataParallel(copy.deepcopy(alone), **options)  # type: ignore[arg-type]
-        optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (alone, parallel)]
-        x, target = batch(ranks)
-        for _ in range(20):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            expected = F.mse_loss(alone(x), target)
-            expected.backward()
-            mine = F.mse_loss(parallel(x[rank::ranks]), target[rank::ranks], reduction="none")
-            found = md.distributed.mean_loss(mine)
-            found.backward()
-            md.testing.assert_close(found.detach(), expected.detach(), rtol=1e-10, atol=0)
-            for optimizer in optimizers:
-                optimizer.step()
-        for one, other in zip(alone.parameters(), parallel.parameters(), strict=True):
-            md.testing.assert_close(one.detach(), other.detach(), rtol=1e-10, atol=1e-12)
+        trained_alike(alone, parallel, *losses(alone, parallel, rank, ranks), momentum=0.9)
         weight: Any = parallel.module.weight
         assert torch.equal(weight.get_mask(), MASK)
 
 
-@check("gradients keep their masks on the way through buckets, also after a scope of windows")
+@CHECKS.named("gradients keep their masks on the way through buckets, also after a scope of windows")
 def gradients_in_buckets(rank: int, ranks: int) -> None:
     with md.windows("padding"):
         pass
@@ -98,29 +90,17 @@ def gradients_in_buckets(rank: int, ranks: int) -> None:
     assert torch.equal(grad.get_mask(), MASK), grad
 
 
-@check("FSDP2 refuses masked parameters, and trains plain ones that are masked in forward")
+@CHECKS.named("FSDP2 refuses masked parameters, and trains plain ones that are masked in forward")
 def fully_sharded(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     holes = fully_shard(Holes(), mesh=mesh)
-    x, target = batch(ranks)
-    raises(MaskedSemanticsError, lambda: holes(x), "which has a masked parameter of shape (2, 3)")
+    raises(MaskedSemanticsError, lambda: holes(batch(ranks)[0]), "which has a masked parameter of shape (2, 3)")
     alone = MaskedInForward()
     parallel = fully_shard(copy.deepcopy(alone), mesh=mesh)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (alone, parallel)]
-    for _ in range(20):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        F.mse_loss(alone(x), target).backward()
-        mine = F.mse_loss(parallel(x[rank::ranks]), target[rank::ranks], reduction="none")
-        md.distributed.mean_loss(mine).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    for one, other in zip(alone.parameters(), parallel.parameters(), strict=True):
-        sharded: Any = other
-        torch.testing.assert_close(sharded.full_tensor(), one, rtol=1e-10, atol=1e-12)
+    trained_alike(alone, parallel, *losses(alone, parallel, rank, ranks))
 
 
-@check("embeddings of masked indices: dense gradients are averaged")
+@CHECKS.named("embeddings of masked indices: dense gradients are averaged")
 def embeddings(rank: int, ranks: int) -> None:
     ids = md.masked_tensor(torch.tensor([1, 2 + rank, 0]), torch.tensor([True, True, False]))
     dense = DistributedDataParallel(nn.Embedding(9, 2))
@@ -150,7 +130,7 @@ def indices(rank: int, step: int) -> Any:
     return md.masked_tensor(ids.masked_fill(~mask, 999), mask)
 
 
-@check("sparse gradients of masked indices are torch's own, and train as dense ones")
+@CHECKS.named("sparse gradients of masked indices are torch's own, and train as dense ones")
 def sparse_embeddings(rank: int, ranks: int) -> None:
     for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
         dense = Tables(sparse=False)
@@ -173,7 +153,7 @@ def sparse_embeddings(rank: int, ranks: int) -> None:
                 optimizer.step()
 
 
-@check("a sparse gradient lists the rows that valid indices look up, and no others")
+@CHECKS.named("a sparse gradient lists the rows that valid indices look up, and no others")
 def rows_of_sparse_gradients(rank: int, ranks: int) -> None:
     tables = Tables(sparse=True)
     parallel = DistributedDataParallel(tables)
