@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import masked_dispatch as md
 from op_registry import MaskedSemanticsError
-from parallel_training import trained_alike
 from process_groups import Checks
 from refused_collectives import raises
 
@@ -56,25 +54,26 @@ def batch(ranks: int) -> tuple[Any, Tensor]:
     return md.masked_tensor(x.masked_fill(~mask, torch.nan), mask), target
 
 
-def losses(
-    alone: nn.Module, parallel: nn.Module, rank: int, ranks: int
-) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """Of the whole batch, and of a rank's share, which is weighted as all of it."""
-    x, target = batch(ranks)
-
-    def of_parallel() -> Tensor:
-        mine = F.mse_loss(parallel(x[rank::ranks]), target[rank::ranks], reduction="none")
-        return md.distributed.mean_loss(mine)
-
-    return lambda: F.mse_loss(alone(x), target), of_parallel
-
-
 @CHECKS.named("masked parameters, buffers and inputs: 20 steps are those of one process")
 def curve(rank: int, ranks: int) -> None:
     for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
         alone = Holes()
         parallel = DistributedDataParallel(copy.deepcopy(alone), **options)  # type: ignore[arg-type]
-        trained_alike(alone, parallel, *losses(alone, parallel, rank, ranks), momentum=0.9)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (alone, parallel)]
+        x, target = batch(ranks)
+        for _ in range(20):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            expected = F.mse_loss(alone(x), target)
+            expected.backward()
+            mine = F.mse_loss(parallel(x[rank::ranks]), target[rank::ranks], reduction="none")
+            found = md.distributed.mean_loss(mine)
+            found.backward()
+            md.testing.assert_close(found.detach(), expected.detach(), rtol=1e-10, atol=0)
+            for optimizer in optimizers:
+                optimizer.step()
+        for one, other in zip(alone.parameters(), parallel.parameters(), strict=True):
+            md.testing.assert_close(one.detach(), other.detach(), rtol=1e-10, atol=1e-12)
         weight: Any = parallel.module.weight
         assert torch.equal(weight.get_mask(), MASK)
 
@@ -94,10 +93,22 @@ def gradients_in_buckets(rank: int, ranks: int) -> None:
 def fully_sharded(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     holes = fully_shard(Holes(), mesh=mesh)
-    raises(MaskedSemanticsError, lambda: holes(batch(ranks)[0]), "which has a masked parameter of shape (2, 3)")
+    x, target = batch(ranks)
+    raises(MaskedSemanticsError, lambda: holes(x), "which has a masked parameter of shape (2, 3)")
     alone = MaskedInForward()
     parallel = fully_shard(copy.deepcopy(alone), mesh=mesh)
-    trained_alike(alone, parallel, *losses(alone, parallel, rank, ranks))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (alone, parallel)]
+    for _ in range(20):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        F.mse_loss(alone(x), target).backward()
+        mine = F.mse_loss(parallel(x[rank::ranks]), target[rank::ranks], reduction="none")
+        md.distributed.mean_loss(mine).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(alone.parameters(), parallel.parameters(), strict=True):
+        sharded: Any = other
+        torch.testing.assert_close(sharded.full_tensor(), one, rtol=1e-10, atol=1e-12)
 
 
 @CHECKS.named("embeddings of masked indices: dense gradients are averaged")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -147,30 +147,6 @@ def equal(found: list[float], expected: list[float]) -> None:
     torch.testing.assert_close(
         torch.tensor(found, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=0
     )
-
-
-def trained_alike(
-    alone: nn.Module,
-    parallel: nn.Module,
-    of_alone: Callable[[], Tensor],
-    of_parallel: Callable[[], Tensor],
-    lr: float = 0.05,
-    momentum: float = 0.0,
-) -> None:
-    """20 steps of both models, of which one is alone, have the same losses and end at the same parameters."""
-    optimizers = [torch.optim.SGD(model.parameters(), lr, momentum) for model in (alone, parallel)]
-    for _ in range(20):
-        losses = []
-        for optimizer, loss_of in zip(optimizers, (of_alone, of_parallel), strict=True):
-            optimizer.zero_grad()
-            loss = loss_of()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        md.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=0)
-    for one, other in zip(alone.parameters(), parallel.parameters(), strict=True):
-        found: Any = other.full_tensor() if isinstance(other, DTensor) else other
-        md.testing.assert_close(found.detach(), one.detach(), rtol=1e-10, atol=1e-12)
 
 
 def data_parallel(rank: int, ranks: int, steps: int) -> None:
