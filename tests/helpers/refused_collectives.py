@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,7 @@ def different(rank: int, ranks: int) -> None:
                 with deprecated():
                     raises(
                         ValueError,
-                        lambda call=(name, trial, args, outputs, way): called(*call),
+                        functools.partial(called, name, trial, args, outputs, way),
                         "the ranks of the group have different tensors",
                         "rank 0 has float64 of shape (",
                     )

@@ -275,7 +275,7 @@ FUNCTIONAL: dict[str, Callable[..., Any]] = {
     "all_reduce": lambda op, group, x: functional.all_reduce(x, op, group),
     "all_reduce_coalesced": lambda op, group, tensors: functional.all_reduce_coalesced(tensors, op, group),
     "all_to_all_single": lambda op, group, out, x: functional.all_to_all_single(x, None, None, group),
-    "all_to_all_single uneven": lambda op, group, out, x, *rows: functional.all_to_all_single(x, *rows, group),
+    "all_to_all_single uneven": lambda op, group, out, x, to, of: functional.all_to_all_single(x, to, of, group),
     "broadcast": lambda op, group, x, root: functional.broadcast(x, root, group),
     "reduce_scatter_tensor": lambda op, group, out, x: functional.reduce_scatter_tensor(x, op, 0, group),
 }
@@ -321,7 +321,7 @@ def called(name: str, t: Trial, args: tuple[Any, ...], outputs: list[Any], way: 
 # ----------------------------------------------------------------------------------------------------- what is compared
 
 
-def layout_of(x: Tensor) -> torch.layout:
+def layout_of(x: Tensor) -> Any:
     return x.storage_layout if isinstance(x, md.MaskedTensor) else x.layout
 
 
@@ -368,7 +368,7 @@ def with_a_plain(sent: Any) -> Any:
     """The tensor as a plain one, or the first of a list."""
     if isinstance(sent, list) and sent:
         return [with_a_plain(sent[0]), *sent[1:]]
-    return sent.get_data() if isinstance(sent, Tensor) else sent
+    return sent.get_data() if isinstance(sent, md.MaskedTensor) else sent
 
 
 def check_views(views: Sequence[Any], bases: Sequence[Any], expected: Sequence[Any]) -> None:
@@ -405,7 +405,8 @@ def derived(rank: int, ranks: int, name: str, kind: Kind) -> None:
         args, _, _ = CASES[name](mine)
         x = args[0 if name in IN_PLACE else 1].requires_grad_()
         with deprecated():
-            loss(*called(name, mine, args, [], "functional"), rank).backward()
+            (result,) = called(name, mine, args, [], "functional")
+            loss(result, rank).backward()
         alone = [loss(CASES[name](Trial(r, ranks, kind, op, leaves=leaves))[2][0], r) for r in range(ranks)]
         md.accumulate(*alone).backward()
         leaf = leaves[rank, len(x), 0]
