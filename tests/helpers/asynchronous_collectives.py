@@ -11,10 +11,12 @@ from torch import distributed
 import masked_dispatch as md
 from masked_collectives import of_rank, same
 from process_groups import Check
+from storages import storages_but
 
 
 def waited_for(rank: int, ranks: int) -> None:
-    tensors = [of_rank(rank, seed=seed) for seed in range(3)]
+    storages = storages_but("permuted").values()
+    tensors: list[Any] = [stored(of_rank(rank, (4, 6), seed=seed)) for seed, stored in enumerate(storages)]
     works = [distributed.all_reduce(t, async_op=True) for t in tensors]
     for work in reversed(works):
         assert work is not None
@@ -22,7 +24,7 @@ def waited_for(rank: int, ranks: int) -> None:
         assert work.wait()
         assert work.is_completed()
     for seed, t in enumerate(tensors):
-        same(t, md.accumulate(*[of_rank(r, seed=seed) for r in range(ranks)]))
+        same(t.to_dense(), md.accumulate(*[of_rank(r, (4, 6), seed=seed) for r in range(ranks)]))
 
 
 def future(rank: int, ranks: int) -> None:

@@ -16,12 +16,12 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 
 import masked_dispatch as md
 from masked_collectives import of_rank, same
-from process_groups import Check
+from process_groups import Checks
 from refused_collectives import raises
 from storages import STORAGES
 
-CHECKS: dict[str, Check] = {}
-SLOW: dict[str, Check] = {}
+CHECKS = Checks("checkpoint: ")
+SLOW = Checks("checkpoint: ")
 
 
 DATA = torch.arange(24.0).view(4, 6)
@@ -50,22 +50,6 @@ def emptied(name: str) -> Any:
     return stored(md.as_masked_tensor(torch.zeros(x.shape, dtype=x.dtype)))
 
 
-def check(name: str) -> Any:
-    def add(function: Check) -> Check:
-        CHECKS[f"checkpoint: {name}"] = function
-        return function
-
-    return add
-
-
-def slow_check(name: str) -> Any:
-    def add(function: Check) -> Check:
-        SLOW[f"checkpoint: {name}"] = function
-        return function
-
-    return add
-
-
 @contextmanager
 def folder(rank: int) -> Iterator[str]:
     """One folder for all ranks."""
@@ -86,7 +70,7 @@ def state(masked: Any) -> dict[str, Any]:
     return {"model": {"x": masked, "y": torch.ones(3)}, "list": [masked.clone(), torch.zeros(())], "step": 7}
 
 
-@check("what every storage holds, saved and loaded by 1, 2 and 4")
+@CHECKS.named("what every storage holds, saved and loaded by 1, 2 and 4")
 def storages(rank: int, ranks: int) -> None:
     for savers, saving in groups_of(ranks).items():
         with folder(rank) as where:
@@ -116,7 +100,7 @@ def gathered(x: Any) -> Any:
     return md.as_masked_tensor(x.get_data().full_tensor(), x.get_mask().full_tensor())
 
 
-@slow_check("distributed tensors inside, in other placements and on another number of ranks")
+@SLOW.named("distributed tensors inside, in other placements and on another number of ranks")
 def sharded(rank: int, ranks: int) -> None:
     x = of_rank(0, (5, 3))
     placements: list[Placement] = [Shard(0), Shard(1), Replicate()]
@@ -140,7 +124,7 @@ def sharded(rank: int, ranks: int) -> None:
                 same(whole, x)
 
 
-@check("distributed tensors inside, of which some ranks have nothing")
+@CHECKS.named("distributed tensors inside, of which some ranks have nothing")
 def empty_shards(rank: int, ranks: int) -> None:
     x = of_rank(0, (1, 3))
     with folder(rank) as where:
@@ -159,7 +143,7 @@ class Layer(nn.Module):
         self.register_buffer("scale", scale)
 
 
-@check("a module with masked parameters and buffers, and its optimizer, asynchronously")
+@CHECKS.named("a module with masked parameters and buffers, and its optimizer, asynchronously")
 def modules(rank: int, ranks: int) -> None:
     weight, scale = of_rank(0, (2, 3)), of_rank(0, (2, 2)).to_sparse()
     model = Layer(weight, scale)
@@ -189,7 +173,7 @@ def modules(rank: int, ranks: int) -> None:
                 same(loaded[name], one[name])
 
 
-@check("ranks that load into other tensors than were saved are all refused, and nothing is loaded")
+@CHECKS.named("ranks that load into other tensors than were saved are all refused, and nothing is loaded")
 def foreign(rank: int, ranks: int) -> None:
     x = of_rank(0)
     with folder(rank) as where:
@@ -207,7 +191,7 @@ def foreign(rank: int, ranks: int) -> None:
             same(mine, x.clone().fill_(0))
 
 
-@check("ranks that save other tensors under one name are all refused")
+@CHECKS.named("ranks that save other tensors under one name are all refused")
 def differing(rank: int, ranks: int) -> None:
     with folder(rank) as where:
         mine: Tensor = torch.ones(3, 5).double() if rank == 1 else of_rank(0)

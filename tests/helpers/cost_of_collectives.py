@@ -5,7 +5,8 @@ What saves it, masks that are not sent again and data that is sent in pieces, ch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -49,6 +50,20 @@ def sent_in_bytes(x: Any, op: Any = distributed.ReduceOp.SUM) -> int:
     with mock.patch.object(Eager, "all_reduce", counting):
         distributed.all_reduce(x, op)
     return sum(sent)
+
+
+@contextmanager
+def gathered_messages() -> Iterator[list[int]]:
+    """The bytes of the messages that are gathered from all ranks inside."""
+    sent: list[int] = []
+    gather = distributed.all_gather_single
+
+    def counting(output: Tensor, message: Tensor, **options: Any) -> Any:
+        sent.append(message.nbytes)
+        return gather(output, message, **options)
+
+    with mock.patch.object(distributed, "all_gather_single", counting):
+        yield sent
 
 
 def all_reduced(dtype: torch.dtype) -> tuple[float, float]:

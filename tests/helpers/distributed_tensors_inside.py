@@ -18,10 +18,10 @@ from torch.distributed.tensor.parallel import SequenceParallel, parallelize_modu
 
 import masked_dispatch as md
 from op_registry import MaskedSemanticsError
-from process_groups import Check
+from process_groups import Checks
 from refused_collectives import raises
 
-CHECKS: dict[str, Check] = {}
+CHECKS = Checks("DTensor inside: ")
 DATA = torch.arange(24.0, dtype=torch.float64).view(4, 6) / 7
 MASK = torch.arange(24).view(4, 6) % 5 > 0
 PLACEMENTS: dict[str, Any] = {"Shard(0)": Shard(0), "Shard(1)": Shard(1), "Replicate": Replicate()}
@@ -126,6 +126,7 @@ for name in FUNCTIONS:
     CHECKS[f"DTensor inside: {name}"] = lambda rank, ranks, name=name: agrees(rank, ranks, name)
 
 
+@CHECKS.named("gradients are zero where invalid")
 def gradients(rank: int, ranks: int) -> None:
     for placement in PLACEMENTS.values():
         x, data = distributed_masked(placement, ranks, torch.nan, requires_grad=True)
@@ -138,18 +139,7 @@ def gradients(rank: int, ranks: int) -> None:
         torch.testing.assert_close(gradient, alone.grad)
 
 
-CHECKS["DTensor inside: gradients are zero where invalid"] = gradients
-
-
-def check(name: str) -> Callable[[Check], Check]:
-    def add(function: Check) -> Check:
-        CHECKS[f"DTensor inside: {name}"] = function
-        return function
-
-    return add
-
-
-@check("placed, moved and taken apart, with derivatives")
+@CHECKS.named("placed, moved and taken apart, with derivatives")
 def moved(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     factors = torch.arange(32).view(4, 8)  # on 4 ranks too, parts are equal: from_local infers the whole shape from one
@@ -170,7 +160,7 @@ def moved(rank: int, ranks: int) -> None:
         md.testing.assert_close(gathered(x.grad), expected)
 
 
-@check("of sums that are pending: maxima, medians, pieces")
+@CHECKS.named("of sums that are pending: maxima, medians, pieces")
 def pending(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     mask = distribute_tensor(MASK, mesh, [Replicate()])
@@ -187,7 +177,7 @@ def pending(rank: int, ranks: int) -> None:
         md.testing.assert_close(gathered(function(x)), expected, check_stride=False, msg=name)
 
 
-@check("context parallel attention is refused: torch's own has no form for a CPU, nor a mask")
+@CHECKS.named("context parallel attention is refused: torch's own has no form for a CPU, nor a mask")
 def in_context_parallel(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     plain, x = DATA[None, None].clone(), md.masked_tensor(DATA, MASK)[None, None]
@@ -200,7 +190,7 @@ def in_context_parallel(rank: int, ranks: int) -> None:
         raises(MaskedSemanticsError, lambda: F.scaled_dot_product_attention(x, x, x), "the outermost type")
 
 
-@check("of rank 0, of uneven parts, all valid")
+@CHECKS.named("of rank 0, of uneven parts, all valid")
 def of_first(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     data = torch.arange(5.0)[:, None] + 10 * rank
@@ -213,7 +203,7 @@ def of_first(rank: int, ranks: int) -> None:
     md.testing.assert_close(md.distributed.full_tensor(whole), md.as_masked_tensor(torch.zeros(3)))
 
 
-@check("a masked tensor inside of a DTensor is refused, and what is not distributed")
+@CHECKS.named("a masked tensor inside of a DTensor is refused, and what is not distributed")
 def refused(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     x: Any = md.masked_tensor(DATA, MASK)

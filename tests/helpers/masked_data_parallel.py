@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,19 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import masked_dispatch as md
 from op_registry import MaskedSemanticsError
-from process_groups import Check
+from process_groups import Checks
 from refused_collectives import raises
 
-CHECKS: dict[str, Check] = {}
+CHECKS = Checks("DDP: ")
 MASK = torch.tensor([[True, False, True], [True, True, False]])
-
-
-def check(name: str) -> Callable[[Check], Check]:
-    def add(function: Check) -> Check:
-        CHECKS[f"DDP: {name}"] = function
-        return function
-
-    return add
 
 
 class Holes(nn.Module):
@@ -63,7 +54,7 @@ def batch(ranks: int) -> tuple[Any, Tensor]:
     return md.masked_tensor(x.masked_fill(~mask, torch.nan), mask), target
 
 
-@check("masked parameters, buffers and inputs: 20 steps are those of one process")
+@CHECKS.named("masked parameters, buffers and inputs: 20 steps are those of one process")
 def curve(rank: int, ranks: int) -> None:
     for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
         alone = Holes()
@@ -87,7 +78,7 @@ def curve(rank: int, ranks: int) -> None:
         assert torch.equal(weight.get_mask(), MASK)
 
 
-@check("gradients keep their masks on the way through buckets, also after a scope of windows")
+@CHECKS.named("gradients keep their masks on the way through buckets, also after a scope of windows")
 def gradients_in_buckets(rank: int, ranks: int) -> None:
     with md.windows("padding"):
         pass
@@ -98,7 +89,7 @@ def gradients_in_buckets(rank: int, ranks: int) -> None:
     assert torch.equal(grad.get_mask(), MASK), grad
 
 
-@check("FSDP2 refuses masked parameters, and trains plain ones that are masked in forward")
+@CHECKS.named("FSDP2 refuses masked parameters, and trains plain ones that are masked in forward")
 def fully_sharded(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     holes = fully_shard(Holes(), mesh=mesh)
@@ -120,7 +111,7 @@ def fully_sharded(rank: int, ranks: int) -> None:
         torch.testing.assert_close(sharded.full_tensor(), one, rtol=1e-10, atol=1e-12)
 
 
-@check("embeddings of masked indices: dense gradients are averaged")
+@CHECKS.named("embeddings of masked indices: dense gradients are averaged")
 def embeddings(rank: int, ranks: int) -> None:
     ids = md.masked_tensor(torch.tensor([1, 2 + rank, 0]), torch.tensor([True, True, False]))
     dense = DistributedDataParallel(nn.Embedding(9, 2))
@@ -150,7 +141,7 @@ def indices(rank: int, step: int) -> Any:
     return md.masked_tensor(ids.masked_fill(~mask, 999), mask)
 
 
-@check("sparse gradients of masked indices are torch's own, and train as dense ones")
+@CHECKS.named("sparse gradients of masked indices are torch's own, and train as dense ones")
 def sparse_embeddings(rank: int, ranks: int) -> None:
     for options in ({}, {"static_graph": True}, {"gradient_as_bucket_view": True}):
         dense = Tables(sparse=False)
@@ -173,7 +164,7 @@ def sparse_embeddings(rank: int, ranks: int) -> None:
                 optimizer.step()
 
 
-@check("a sparse gradient lists the rows that valid indices look up, and no others")
+@CHECKS.named("a sparse gradient lists the rows that valid indices look up, and no others")
 def rows_of_sparse_gradients(rank: int, ranks: int) -> None:
     tables = Tables(sparse=True)
     parallel = DistributedDataParallel(tables)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import checkpoint
 from torch.distributed import group as groups
@@ -17,20 +17,13 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import masked_dispatch as md
+from cost_of_collectives import gathered_messages
 from op_registry import MaskedSemanticsError
-from process_groups import Check
+from process_groups import Checks
 from refused_collectives import raises, still_works
 
-CHECKS: dict[str, Check] = {}
+CHECKS = Checks("padded: ")
 LENGTHS = torch.tensor([3, 1])
-
-
-def check(name: str) -> Callable[[Check], Check]:
-    def add(function: Check) -> Check:
-        CHECKS[f"padded: {name}"] = function
-        return function
-
-    return add
 
 
 def only_padded(rank: int) -> Any:
@@ -54,12 +47,12 @@ def same(found: Any, expected: Any) -> None:
     assert found.extent.tolist() == expected.extent.tolist()
 
 
-@check("a batch that is only padded stays one, and sends no boolean of its extent")
+@CHECKS.named("a batch that is only padded stays one, and sends no boolean of its extent")
 def only_padded_batches(rank: int, ranks: int) -> None:
-    with counted_messages() as lengths:
+    with gathered_messages() as lengths:
         outputs = [buffer() for _ in range(ranks)]
         distributed.all_gather(outputs, only_padded(rank))
-    with counted_messages() as without:
+    with gathered_messages() as without:
         distributed.all_gather([buffer() for _ in range(ranks)], only_padded(rank).without_extent())
     assert lengths == without
     for r, output in enumerate(outputs):
@@ -73,25 +66,7 @@ def only_padded_batches(rank: int, ranks: int) -> None:
     same(whole, torch.cat([only_padded(r) for r in range(ranks)]))
 
 
-class counted_messages:
-    """The lengths of the messages that are gathered from all ranks inside."""
-
-    def __enter__(self) -> list[int]:
-        lengths: list[int] = []
-        self.original = original = distributed.all_gather_single
-
-        def counting(output: Tensor, message: Tensor, **kwargs: Any) -> Any:
-            lengths.append(message.numel())
-            return original(output, message, **kwargs)
-
-        distributed.all_gather_single = counting
-        return lengths
-
-    def __exit__(self, *_: object) -> None:
-        distributed.all_gather_single = self.original
-
-
-@check("one rank with missing values, and one without")
+@CHECKS.named("one rank with missing values, and one without")
 def one_with_missing_values(rank: int, ranks: int) -> None:
     def of(r: int) -> Any:
         return missing(r) if r else only_padded(r)
@@ -108,7 +83,7 @@ def one_with_missing_values(rank: int, ranks: int) -> None:
     same(x, md.accumulate(*map(of, range(ranks))))
 
 
-@check("several dimensions, merged and joined ones, scores of pairs")
+@CHECKS.named("several dimensions, merged and joined ones, scores of pairs")
 def several_dimensions(rank: int, ranks: int) -> None:
     joined = [torch.cat([missing(r), torch.ones(2, 2, 2)], 1) for r in range(ranks)]
     scores = [only_padded(r) @ only_padded(r).transpose(1, 2) for r in range(ranks)]
@@ -125,7 +100,7 @@ def several_dimensions(rank: int, ranks: int) -> None:
     )
 
 
-@check("a reduction of what was reduced from samples, with and without missing values")
+@CHECKS.named("a reduction of what was reduced from samples, with and without missing values")
 def of_reduced(rank: int, ranks: int) -> None:
     for r in range(2):
         x = (missing(rank) if rank == r else only_padded(rank)).mean(1)
@@ -134,7 +109,7 @@ def of_reduced(rank: int, ranks: int) -> None:
         assert x.get_mask().all()
 
 
-@check("what is received replaces what was known, but not under a base")
+@CHECKS.named("what is received replaces what was known, but not under a base")
 def replaced(rank: int, ranks: int) -> None:
     x = missing(rank)
     distributed.broadcast(x, 1)
@@ -160,7 +135,7 @@ def replaced(rank: int, ranks: int) -> None:
         raises(MaskedSemanticsError, lambda: distributed.broadcast(view, 0), "its base cannot learn of them")
 
 
-@check("statistics over ranks that would keep positions")
+@CHECKS.named("statistics over ranks that would keep positions")
 def statistics(rank: int, ranks: int) -> None:
     x, per_step = only_padded(rank), "keeps dimensions of which each rank knows which positions are there"
     for function in (md.distributed.sum, md.distributed.mean, md.distributed.var, md.distributed.count):
@@ -172,14 +147,14 @@ def statistics(rank: int, ranks: int) -> None:
     md.testing.assert_close(md.distributed.sum(x, 1), md.accumulate(*[only_padded(r).sum(1) for r in range(ranks)]))
 
 
-@check("complex numbers")
+@CHECKS.named("complex numbers")
 def of_complex_numbers(rank: int, ranks: int) -> None:
     x = missing(rank).to(torch.complex64)
     distributed.all_reduce(x)
     same(x, md.accumulate(*[missing(r).to(torch.complex64) for r in range(ranks)]))
 
 
-@check("pairs that know each something else")
+@CHECKS.named("pairs that know each something else")
 def pairs(rank: int, ranks: int) -> None:
     def sent(r: int, to: int) -> Any:
         return missing(r) if (r + to) % 2 else md.masked_tensor(torch.ones(2, 3, 2) * r)
@@ -191,7 +166,7 @@ def pairs(rank: int, ranks: int) -> None:
         assert (output.extent is None) == (sent(r, rank).extent is None)
 
 
-@check("rows that number positions do not go to different ranks")
+@CHECKS.named("rows that number positions do not go to different ranks")
 def rows_of_positions(rank: int, ranks: int) -> None:
     x, text = missing(rank).transpose(0, 1)[:2].contiguous(), "rows of a tensor of shape (2, 2, 2), which number the"
     raises(MaskedSemanticsError, lambda: functional.all_to_all_single(x, [1] * 2, [1] * 2, groups.WORLD), text)
@@ -203,7 +178,7 @@ def rows_of_positions(rank: int, ranks: int) -> None:
     still_works(rank, ranks)
 
 
-@check("rows that share their samples go to different ranks")
+@CHECKS.named("rows that share their samples go to different ranks")
 def rows_of_the_same_samples(rank: int, ranks: int) -> None:
     def of(r: int) -> Any:
         return missing(r) + torch.arange(4.0).reshape(4, 1, 1, 1)
@@ -216,7 +191,7 @@ def rows_of_the_same_samples(rank: int, ranks: int) -> None:
     md.testing.assert_close(found, expected, rtol=0, atol=0, check_extent=True)
 
 
-@check("ranks that know differently which positions are there")
+@CHECKS.named("ranks that know differently which positions are there")
 def different(rank: int, ranks: int) -> None:
     turned = md.padded(only_padded(0).without_extent().flip(1), dim=1)
     for other, text in (
@@ -258,7 +233,7 @@ def different(rank: int, ranks: int) -> None:
     still_works(rank, ranks)
 
 
-@check("distributed tensors: placed, moved, taken apart, and used")
+@CHECKS.named("distributed tensors: placed, moved, taken apart, and used")
 def of_distributed_tensors(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     for make in (missing, only_padded):
@@ -297,7 +272,7 @@ USES: list[Callable[[Any], Any]] = [
 ]
 
 
-@check("distributed tensors: ranks that know differently, and one that has missing values")
+@CHECKS.named("distributed tensors: ranks that know differently, and one that has missing values")
 def of_distributed_tensors_that_differ(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     x = only_padded(0) if rank else missing(0)
@@ -315,7 +290,7 @@ def of_distributed_tensors_that_differ(rank: int, ranks: int) -> None:
     )
 
 
-@check("tensor parallel modules")
+@CHECKS.named("tensor parallel modules")
 def of_parallel_modules(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     torch.manual_seed(0)
@@ -330,7 +305,7 @@ def of_parallel_modules(rank: int, ranks: int) -> None:
     raises(MaskedSemanticsError, lambda: norm(only_padded(0)), "dimension 1 numbers the positions of its samples")
 
 
-@check("a checkpoint of distributed tensors is refused")
+@CHECKS.named("a checkpoint of distributed tensors is refused")
 def of_what_is_refused(rank: int, ranks: int) -> None:
     mesh = init_device_mesh("cpu", (ranks,))
     placed = {"x": md.distributed.distribute(missing(rank), mesh, [Shard(0)])}

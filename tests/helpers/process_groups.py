@@ -22,6 +22,24 @@ Check = Callable[[int, int], None]
 PATIENCE = datetime.timedelta(seconds=20)
 
 
+class Checks(dict[str, Check]):
+    """The table of a module, in which all names begin alike."""
+
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def named(self, name: str) -> Callable[[Check], Check]:
+        """A decorator that enters a check."""
+
+        def enter(function: Check) -> Check:
+            assert self.prefix + name not in self
+            self[self.prefix + name] = function
+            return function
+
+        return enter
+
+
 def run_checks(module: str, ranks: int) -> dict[str, dict[int, str | None]]:
     """For each name in the module's table CHECKS what failed on each rank, None if nothing."""
     with tempfile.TemporaryDirectory() as folder:

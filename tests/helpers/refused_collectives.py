@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import time
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
 import masked_dispatch as md
 from masked_collectives import buffer, of_all, of_rank, same
 from op_registry import MaskedSemanticsError
-from process_groups import Check, impatient_group
+from process_groups import Checks, impatient_group
+from table_of_collectives import CASES, Kind, Trial, called, deprecated, ways
 
-CHECKS: dict[str, Check] = {}
-
-
-def check(name: str) -> Callable[[Check], Check]:
-    def add(function: Check) -> Check:
-        CHECKS[f"refused: {name}"] = function
-        return function
-
-    return add
+CHECKS = Checks("refused: ")
 
 
 def raises(error: type[Exception], call: Callable[[], Any], *texts: str) -> None:
@@ -39,35 +32,30 @@ def still_works(rank: int, ranks: int) -> None:
     same(x, md.accumulate(*of_all(ranks)))
 
 
-DIFFERENT: dict[str, tuple[Callable[[int], Any], str]] = {
-    "dtype": (
-        lambda rank: of_rank(rank, dtype=torch.float32 if rank else torch.float64),
-        "rank 0 has float64 of shape (3, 5); rank",
-    ),
-    "shape": (lambda rank: of_rank(rank, (3, 5 + (rank > 0))), "rank 0 has float64 of shape (3, 5); rank"),
+DIFFERENT: dict[str, Callable[[int, int], Trial]] = {
+    "dtype": lambda rank, ranks: Trial(rank, ranks, Kind(), dtype=torch.float32 if rank else torch.float64),
+    "shape": lambda rank, ranks: Trial(rank, ranks, Kind(shape=(4, 5 + (rank > 0)))),
 }
 
 
-@check("dtypes and shapes that differ, in every collective")
+@CHECKS.named("dtypes and shapes that differ, in every collective")
 def different(rank: int, ranks: int) -> None:
-    for make, text in DIFFERENT.values():
-        x = make(rank)
-        calls: list[Callable[[], Any]] = [
-            lambda x=x: distributed.all_reduce(x),
-            lambda x=x: distributed.all_reduce(x, async_op=True),
-            lambda x=x: distributed.reduce(x, 0),
-            lambda x=x: distributed.broadcast(x, 0),
-            lambda x=x: distributed.all_gather([x.clone() for _ in range(ranks)], x),
-            lambda x=x: distributed.gather(x, [x.clone() for _ in range(ranks)] if rank == 0 else None),
-            lambda x=x: distributed.scatter(x, [x.clone() for _ in range(ranks)] if rank == 0 else None),
-            lambda x=x: distributed.reduce_scatter(x, [x.clone() for _ in range(ranks)]),
-        ]
-        for call in calls:
-            raises(ValueError, call, "the ranks of the group have different tensors", text)
+    for make in DIFFERENT.values():
+        for name in [name for name in CASES if "all_to_all" not in name]:
+            trial = make(rank, ranks)
+            for way in ways(name, trial.kind):
+                args, outputs, _ = CASES[name](trial)
+                with deprecated():
+                    raises(
+                        ValueError,
+                        functools.partial(called, name, trial, args, outputs, way),
+                        "the ranks of the group have different tensors",
+                        "rank 0 has float64 of shape (",
+                    )
     still_works(rank, ranks)
 
 
-@check("all_to_all: what is sent is not what is expected")
+@CHECKS.named("all_to_all: what is sent is not what is expected")
 def different_pairs(rank: int, ranks: int) -> None:
     outputs = [buffer((2,)) for _ in range(ranks)]
     inputs = [buffer((3 if (rank, target) == (0, 1) else 2,)) for target in range(ranks)]
@@ -79,7 +67,7 @@ def different_pairs(rank: int, ranks: int) -> None:
     still_works(rank, ranks)
 
 
-@check("send: what is sent is not what is expected")
+@CHECKS.named("send: what is sent is not what is expected")
 def different_ends(rank: int, ranks: int) -> None:
     text = "rank 0 sends float64 of shape (3, 5) to rank 1, which expects float64 of shape (2, 5)"
     if rank == 0:
@@ -95,7 +83,7 @@ def different_ends(rank: int, ranks: int) -> None:
         same(x, of_rank(5))
 
 
-@check("reductions without a masked meaning")
+@CHECKS.named("reductions without a masked meaning")
 def reductions(rank: int, ranks: int) -> None:
     for name in ("BAND", "BOR", "BXOR"):
         x = of_rank(rank, dtype=torch.int64)
@@ -113,7 +101,7 @@ def reductions(rank: int, ranks: int) -> None:
     still_works(rank, ranks)
 
 
-@check("lists of the wrong length, and sizes that do not divide")
+@CHECKS.named("lists of the wrong length, and sizes that do not divide")
 def lists(rank: int, ranks: int) -> None:
     wrong: dict[str, Callable[[], Any]] = {
         f"it needs a list of {ranks} tensors, one for each rank; got {ranks + 1}": lambda: distributed.all_gather(
@@ -136,12 +124,12 @@ def lists(rank: int, ranks: int) -> None:
     still_works(rank, ranks)
 
 
-@check("recv from any rank")
+@CHECKS.named("recv from any rank")
 def any_source(rank: int, ranks: int) -> None:
     raises(MaskedSemanticsError, lambda: distributed.recv(of_rank(rank)), "Name the sender, recv(x, src=rank)")
 
 
-@check("different collectives")
+@CHECKS.named("different collectives")
 def different_calls(rank: int, ranks: int) -> None:
     x = of_rank(rank)
 
@@ -152,31 +140,7 @@ def different_calls(rank: int, ranks: int) -> None:
     still_works(rank, ranks)
 
 
-@check("a rank with a plain tensor")
-def plain_on_one(rank: int, ranks: int) -> None:
-    calls: list[Callable[[Tensor, Any], Any]] = [
-        lambda x, group: distributed.all_reduce(x, group=group),
-        lambda x, group: distributed.reduce_scatter(x, [x.clone() for _ in range(ranks)], group=group),
-    ]
-    for call in calls:
-        group = impatient_group()
-        x = of_rank(rank)
-        started = time.monotonic()
-        if rank == 0:
-            raises(RuntimeError, lambda x=x, call=call, group=group: call(torch.zeros(3, 5), group))
-        else:
-            raises(
-                RuntimeError,
-                lambda x=x, call=call, group=group: call(x, group),
-                "the other ranks did not describe their tensors in time",
-                "masked_dispatch.as_masked_tensor(x)",
-            )
-        assert time.monotonic() - started < 10
-        distributed.barrier()
-    still_works(rank, ranks)
-
-
-@check("a rank that never calls")
+@CHECKS.named("a rank that never calls")
 def absent(rank: int, ranks: int) -> None:
     group = impatient_group()
     if rank == 1:
@@ -192,7 +156,7 @@ def absent(rank: int, ranks: int) -> None:
     still_works(rank, ranks)
 
 
-@check("long descriptions are sent whole")
+@CHECKS.named("long descriptions are sent whole")
 def long(rank: int, ranks: int) -> None:
     shape = (1,) * 60 + (ranks, 3)  # more than a header holds
     outputs = [md.as_masked_tensor(torch.zeros(shape)) for _ in range(ranks)]

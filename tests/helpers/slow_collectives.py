@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import all_collectives
 import checkpoints_of_ranks
-import example_of_ranks
-import sparse_collectives_of_ranks
 from process_groups import Check
 
 CHECKS: dict[str, Check] = {
     **all_collectives.CHECKS,
     **checkpoints_of_ranks.SLOW,
-    **example_of_ranks.SLOW,
-    **sparse_collectives_of_ranks.SLOW,
 }

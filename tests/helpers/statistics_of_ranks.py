@@ -12,23 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import masked_dispatch as md
 from masked_collectives import plain_of_rank
-from process_groups import Check
+from process_groups import Checks
 from refused_collectives import raises
 
-CHECKS: dict[str, Check] = {}
+CHECKS = Checks("statistics: ")
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "sum": (md.distributed.sum, lambda x, dim: x.sum() if dim is None else x.sum(dim)),
     "mean": (md.distributed.mean, lambda x, dim: x.mean() if dim is None else x.mean(dim)),
     "var": (md.distributed.var, lambda x, dim: x.var() if dim is None else x.var(dim)),
 }
-
-
-def check(name: str) -> Callable[[Check], Check]:
-    def add(function: Check) -> Check:
-        CHECKS[f"statistics: {name}"] = function
-        return function
-
-    return add
 
 
 def divisions(ranks: int) -> list[list[int]]:
@@ -47,7 +39,7 @@ def rows_of_all(rows: list[int], dtype: torch.dtype = torch.float64) -> list[Any
     return [md.masked_tensor(d, m & (rank != 1)) for rank, (d, m) in enumerate(parts)]
 
 
-@check("values and derivatives for every division")
+@CHECKS.named("values and derivatives for every division")
 def values(rank: int, ranks: int) -> None:
     for rows in divisions(ranks):
         for function, in_one in FUNCTIONS.values():
@@ -66,7 +58,7 @@ def values(rank: int, ranks: int) -> None:
         assert int(md.distributed.count(rows_of_all(rows)[rank])) == sum(int(t.count()) for t in rows_of_all(rows))
 
 
-@check("half precision, integers, keepdim, plain tensors and the second derivative")
+@CHECKS.named("half precision, integers, keepdim, plain tensors and the second derivative")
 def dtypes(rank: int, ranks: int) -> None:
     rows = [3] * ranks
     half = md.distributed.mean(rows_of_all(rows, torch.float16)[rank], 0, True)
@@ -85,7 +77,7 @@ def dtypes(rank: int, ranks: int) -> None:
     md.testing.assert_close(second, expected.split(rows)[rank])  # of what the ranks have, all of it once
 
 
-@check("nothing valid, one element, and errors")
+@CHECKS.named("nothing valid, one element, and errors")
 def ends(rank: int, ranks: int) -> None:
     nothing = md.as_masked_tensor(torch.ones(3), torch.zeros(3, dtype=torch.bool))
     for function, _ in FUNCTIONS.values():
@@ -108,7 +100,7 @@ def losses_of(network: torch.nn.Module, x: Any, target: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(network(x), target, reduction="none")
 
 
-@check("mean_loss: 20 steps under DDP are those of one process")
+@CHECKS.named("mean_loss: 20 steps under DDP are those of one process")
 def curve(rank: int, ranks: int) -> None:
     for rows in divisions(ranks):
         parts = [part.mask_with(part.get_mask().any(1, keepdim=True)) for part in rows_of_all(rows)]

@@ -1,10 +1,13 @@
 """Every function of torch.distributed that takes tensors, in each storage, with each kind of extent, and in each way of
-calling it.
+calling it: each rank gets what one process computes of all ranks' tensors.
 
 eager       waited for by the function
 async       `async_op=True`, waited for by the caller; isend and irecv
 functional  the functional collective of the same meaning, where torch has one
 writing     the functional operator that writes to its argument, where torch has one
+derivative  of the functional collective: that of the sum over ranks, when one process computes all of it
+
+A reduction is asked with each operation, and all_reduce and broadcast with each dtype too, unless there is an extent.
 """
 
 from __future__ import annotations
@@ -12,25 +15,31 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import group as groups
+from torch.utils._pytree import tree_leaves
 
 import masked_dispatch as md
-from masked_collectives import of_rank
+from masked_collectives import ALL_DTYPES, FLOATS, REDUCTIONS, expected_of, of_rank, plain_of_rank, reduction, same
 from op_registry import MaskedSemanticsError
 from op_registry.extents.factors import factors_of
 from op_registry.extents.found import contradiction
 from process_groups import Check
-from storages import STORAGES
+from storages import storages_but
 
 CHECKS: dict[str, Check] = {}
-ROWS, SHAPE = 4, (4, 3, 2)
+ROWS = 4
+
+
+# ------------------------------------------------------------------------------------------------- what is called with
 
 
 def of_samples(rank: int, shape: Sequence[int], seed: int, form: str) -> Any:
@@ -54,31 +63,32 @@ def of_samples(rank: int, shape: Sequence[int], seed: int, form: str) -> Any:
     return md.from_lengths(torch.nan_to_num(x.get_data()), lengths.flatten())
 
 
-class Kind:
-    """How tensors are made: with which extent, and in which storage."""
+def whole(rank: int, shape: Sequence[int]) -> Any:
+    return md.as_masked_tensor(plain_of_rank(rank, shape))
 
-    def __init__(self, form: str | None, stored: Callable[[Any], Any]) -> None:
-        self.form, self.stored = form, stored
 
-    def dense(self, rank: int, shape: Sequence[int] = SHAPE, seed: int = 0) -> Any:
-        return of_rank(rank, shape, seed=seed) if self.form is None else of_samples(rank, shape, seed, self.form)
+def one_alone(rank: int, shape: Sequence[int]) -> Any:
+    """Everything is valid on rank 1, and nothing elsewhere."""
+    return whole(rank, shape) if rank == 1 else whole(rank, shape).mask_with(torch.tensor(False))
 
-    def __call__(self, rank: int, shape: Sequence[int] = SHAPE, seed: int = 0) -> Any:
-        return self.stored(self.dense(rank, shape, seed))
 
-    def total(self, ranks: int, seed: int = 0, shape: Sequence[int] = SHAPE) -> Any:
-        """The sum over ranks in one process, or the error that it raises, and all ranks have to raise, too."""
-        try:
-            return md.accumulate(*[self.dense(r, shape, seed) for r in range(ranks)])
-        except MaskedSemanticsError as refused:
-            return refused
+class Kind(NamedTuple):
+    """How tensors are made: in which storage, what is valid or known of an extent, and which of them are plain."""
 
-    def several(self, ranks: int) -> list[Any]:
-        """To be written to."""
-        return [self(90 + r) for r in range(ranks)]
+    stored: Callable[[Any], Any] = lambda x: x
+    form: str | None = None
+    shape: tuple[int, ...] = (ROWS, 3, 2)
+    plain: str = "nothing"
 
-    def all_of(self, ranks: int) -> list[Any]:
-        return [self.dense(r) for r in range(ranks)]
+    @property
+    def knows_extent(self) -> bool:
+        return self.form in FORMS
+
+    def dense(self, rank: int, rows: int, seed: int, dtype: torch.dtype) -> Any:
+        shape = (rows, *self.shape[1:])
+        if self.form in WITHOUT_EXTENT:
+            return WITHOUT_EXTENT[self.form](rank + seed, shape)
+        return of_samples(rank, shape, seed, self.form) if self.form else of_rank(rank, shape, dtype, seed)
 
 
 STORED: dict[str, Callable[[Any], Any]] = {
@@ -88,105 +98,153 @@ STORED: dict[str, Callable[[Any], Any]] = {
     "packed": lambda x: x.to_packed(),
 }
 FORMS = ("mask", "missing", "front", "either", "scattered", "factors")
+WITHOUT_EXTENT = {"whole": whole, "one alone": one_alone}
+MATRICES = {storage: Kind(stored, shape=(ROWS, 6)) for storage, stored in storages_but("permuted").items()}
 KINDS = {
-    **{storage: Kind(None, stored) for storage, stored in STORED.items()},
-    "packed": Kind(None, STORAGES["packed"]),  # without an extent
-    **{f"{storage} {form}": Kind(form, stored) for storage, stored in STORED.items() for form in FORMS},
+    **MATRICES,
+    **{f"{storage} {form}": Kind(stored, form) for storage, stored in STORED.items() for form in FORMS},
+    **{f"{storage} {form}": Kind(MATRICES[storage].stored, form) for storage in STORED for form in WITHOUT_EXTENT},
+    **{f"{storage} into plain": MATRICES[storage]._replace(plain="received") for storage in STORED},
+    "dense from plain": Kind(form="whole", plain="sent"),
 }
 
+
+@dataclass
+class Trial:
+    """What a rank makes of a kind: its own tensors, and those of the others."""
+
+    rank: int
+    ranks: int
+    kind: Kind
+    op: str = "SUM"
+    dtype: torch.dtype = torch.float64
+    root: int = 1  # from which, or to which, some collectives go
+    leaves: dict[tuple[int, int, int], Any] | None = None  # if they require grad
+
+    def dense(self, rank: int, rows: int = ROWS, seed: int = 0) -> Any:
+        made = self.kind.dense(rank, rows, seed, self.dtype)
+        return made if self.leaves is None else self.leaves.setdefault((rank, rows, seed), made.requires_grad_())
+
+    def stored(self, rank: int, rows: int = ROWS, seed: int = 0) -> Any:
+        return self.kind.stored(self.dense(rank, rows, seed))
+
+    def mine(self, rows: int = ROWS, seed: int = 0) -> Any:
+        return self.stored(self.rank, rows, seed)
+
+    def buffers(self, *rows: int, beside_masked: bool = True) -> list[Any]:
+        """To be written to; plain ones only beside masked tensors, so that the call is ours on each rank."""
+        if self.kind.plain == "received" and beside_masked:
+            return [torch.full((n, *self.kind.shape[1:]), -9, dtype=self.dtype) for n in rows]
+        return [self.stored(90 + r, n) for r, n in enumerate(rows)]
+
+    def everyone(self, seed: int = 0) -> list[Any]:
+        return [self.dense(r, seed=seed) for r in range(self.ranks)]
+
+    def total(self, seed: int = 0, rows: int = ROWS) -> Any:
+        """The reduction in one process, or the error that it raises, and all ranks have to raise, too."""
+        try:
+            return expected_of(self.op, [self.dense(r, rows, seed) for r in range(self.ranks)])
+        except MaskedSemanticsError as refused:
+            return refused
+
+
+# ----------------------------------------------------------------------------------- what is called, and what comes out
+
 # What is called with, what it writes to or returns, and what that is then.
-Case = tuple[tuple[Any, ...], Any, Sequence[Any]]
+Case = tuple[tuple[Any, ...], list[Any], Sequence[Any]]
 
 
-def same_stored(found: Any, expected: Any) -> None:
-    """The same values, mask and extent; what is known of this is true."""
-    found = found.to_dense()
-    md.testing.assert_close(found, expected, rtol=0, atol=0, check_extent=True)
-    assert not any(contradiction(f.along, f.there) for f in factors_of(found._printed_record))
+def all_reduce(t: Trial) -> Case:
+    x = t.mine()
+    return (x,), [x], [t.total()]
 
 
-def rows_of(whole: Any, rank: int) -> Any:
-    return whole if isinstance(whole, Exception) else whole.split(ROWS)[rank]
+def all_reduce_coalesced(t: Trial) -> Case:
+    tensors = [t.mine(seed=seed) for seed in range(2)]
+    return (tensors,), tensors, [t.total(seed) for seed in range(2)]
 
 
-def all_reduce(kind: Kind, rank: int, ranks: int) -> Case:
-    x = kind(rank)
-    return (x,), [x], [kind.total(ranks)]
+def reduce(t: Trial) -> Case:
+    x, total = t.mine(), t.total()
+    return (x, t.root), [x], [total if t.rank == t.root or isinstance(total, Exception) else t.dense(t.rank)]
 
 
-def all_reduce_coalesced(kind: Kind, rank: int, ranks: int) -> Case:
-    tensors = [kind(rank, seed=seed) for seed in range(2)]
-    return (tensors,), tensors, [kind.total(ranks, seed) for seed in range(2)]
+def reduce_scatter(t: Trial) -> Case:
+    (output,), parts = t.buffers(ROWS), [t.mine(seed=seed) for seed in range(t.ranks)]
+    return (output, parts), [output], [t.total(seed=t.rank)]
 
 
-def reduce(kind: Kind, rank: int, ranks: int) -> Case:
-    x, total = kind(rank), kind.total(ranks)
-    return (x, 1), [x], [total if rank == 1 or isinstance(total, Exception) else kind.dense(rank)]
+def reduce_scatter_tensor(t: Trial) -> Case:
+    (output,), total = t.buffers(ROWS), t.total(rows=ROWS * t.ranks)
+    expected = total if isinstance(total, Exception) else total.split(ROWS)[t.rank]
+    return (output, t.mine(ROWS * t.ranks)), [output], [expected]
 
 
-def reduce_scatter(kind: Kind, rank: int, ranks: int) -> Case:
-    (output,) = kind.several(1)
-    parts = [kind(rank, seed=seed) for seed in range(ranks)]
-    return (output, parts), [output], [kind.total(ranks, seed=rank)]
+def broadcast(t: Trial) -> Case:
+    x = t.mine()
+    return (x, t.root), [x], [t.dense(t.root)]
 
 
-def reduce_scatter_tensor(kind: Kind, rank: int, ranks: int) -> Case:
-    (output,), whole = kind.several(1), (ROWS * ranks, *SHAPE[1:])
-    expected = rows_of(kind.total(ranks, shape=whole), rank)
-    return (output, kind(rank, whole)), [output], [expected]
+def all_gather(t: Trial) -> Case:
+    outputs = t.buffers(*[ROWS] * t.ranks)
+    return (outputs, t.mine()), outputs, t.everyone()
 
 
-def broadcast(kind: Kind, rank: int, ranks: int) -> Case:
-    x = kind(rank)
-    return (x, 1), [x], [kind.dense(1)]
+def all_gather_coalesced(t: Trial) -> Case:
+    outputs = t.buffers(*[ROWS] * 2 * t.ranks)
+    pairs = [outputs[2 * r : 2 * r + 2] for r in range(t.ranks)]
+    expected = [t.dense(r, seed=seed) for r in range(t.ranks) for seed in range(2)]
+    return (pairs, [t.mine(seed=seed) for seed in range(2)]), outputs, expected
 
 
-def all_gather(kind: Kind, rank: int, ranks: int) -> Case:
-    outputs = kind.several(ranks)
-    return (outputs, kind(rank)), outputs, kind.all_of(ranks)
+def all_gather_into_tensor(t: Trial) -> Case:
+    outputs = t.buffers(ROWS * t.ranks)
+    return (*outputs, t.mine()), outputs, [torch.cat(t.everyone())]
 
 
-def all_gather_coalesced(kind: Kind, rank: int, ranks: int) -> Case:
-    outputs = kind.several(ranks)
-    return ([[output] for output in outputs], [kind(rank)]), outputs, kind.all_of(ranks)
+def gather(t: Trial) -> Case:
+    if t.rank != t.root:
+        return (t.mine(), None, t.root), [], []
+    outputs = t.buffers(*[ROWS] * t.ranks)
+    return (t.mine(), outputs, t.root), outputs, t.everyone()
 
 
-def all_gather_into_tensor(kind: Kind, rank: int, ranks: int) -> Case:
-    output = kind(90, (ROWS * ranks, *SHAPE[1:]))
-    return (output, kind(rank)), [output], [torch.cat(kind.all_of(ranks))]
+def gather_into_tensor(t: Trial) -> Case:
+    if t.rank != t.root:
+        return (t.mine(), None, t.root), [], []
+    outputs = t.buffers(ROWS * t.ranks)
+    return (t.mine(), *outputs, t.root), outputs, [torch.cat(t.everyone())]
 
 
-def gather(kind: Kind, rank: int, ranks: int) -> Case:
-    outputs = kind.several(ranks) if rank == 1 else []
-    return (kind(rank), outputs or None, 1), outputs, kind.all_of(ranks) if rank == 1 else []
+def scatter(t: Trial) -> Case:
+    outputs = t.buffers(ROWS, beside_masked=t.rank == t.root)
+    parts = [t.mine(seed=seed) for seed in range(t.ranks)]
+    return (*outputs, parts if t.rank == t.root else None, t.root), outputs, [t.dense(t.root, seed=t.rank)]
 
 
-def gather_into_tensor(kind: Kind, rank: int, ranks: int) -> Case:
-    output = kind(90, (ROWS * ranks, *SHAPE[1:])) if rank == 1 else None
-    whole = [torch.cat(kind.all_of(ranks))] if rank == 1 else []
-    return (kind(rank), output, 1), [output] if rank == 1 else [], whole
+def all_to_all(t: Trial) -> Case:
+    def rows(source: int, target: int) -> int:
+        return ROWS + 2 * (t.ranks * source + target)
+
+    outputs = t.buffers(*[rows(r, t.rank) for r in range(t.ranks)])
+    inputs = [t.mine(rows(t.rank, r), seed=r) for r in range(t.ranks)]
+    return (outputs, inputs), outputs, [t.dense(r, rows(r, t.rank), seed=t.rank) for r in range(t.ranks)]
 
 
-def scatter(kind: Kind, rank: int, ranks: int) -> Case:
-    (output,) = kind.several(1)
-    parts = [kind(0, seed=seed) for seed in range(ranks)] if rank == 0 else None
-    return (output, parts), [output], [kind.dense(0, seed=rank)]
+def all_to_all_single(t: Trial) -> Case:
+    outputs, rows = t.buffers(ROWS * t.ranks), ROWS * t.ranks
+    arrived = [t.dense(r, rows).split(ROWS)[t.rank] for r in range(t.ranks)]
+    return (*outputs, t.mine(rows)), outputs, [torch.cat(arrived)]
 
 
-def all_to_all(kind: Kind, rank: int, ranks: int) -> Case:
-    outputs = kind.several(ranks)
-    inputs = [kind(rank, seed=seed) for seed in range(ranks)]
-    return (outputs, inputs), outputs, [kind.dense(r, seed=rank) for r in range(ranks)]
+def all_to_all_uneven(t: Trial) -> Case:
+    rows = [2 + 2 * r for r in range(t.ranks)]  # that every rank sends to rank r
+    outputs = t.buffers(t.ranks * rows[t.rank])
+    arrived = [t.dense(r, sum(rows)).split(rows)[t.rank] for r in range(t.ranks)]
+    return (*outputs, t.mine(sum(rows)), [rows[t.rank]] * t.ranks, rows), outputs, [torch.cat(arrived)]
 
 
-def all_to_all_single(kind: Kind, rank: int, ranks: int) -> Case:
-    whole = (ROWS * ranks, *SHAPE[1:])
-    output = kind(90, whole)
-    arrived = torch.cat([kind.dense(r, whole).split(ROWS)[rank] for r in range(ranks)])
-    return (output, kind(rank, whole)), [output], [arrived]
-
-
-CASES: dict[str, Callable[[Kind, int, int], Case]] = {
+CASES: dict[str, Callable[[Trial], Case]] = {
     "all_gather": all_gather,
     "all_gather_coalesced": all_gather_coalesced,
     "all_gather_into_tensor": all_gather_into_tensor,
@@ -195,111 +253,197 @@ CASES: dict[str, Callable[[Kind, int, int], Case]] = {
     "all_reduce_coalesced": all_reduce_coalesced,
     "all_to_all": all_to_all,
     "all_to_all_single": all_to_all_single,
+    "all_to_all_single uneven": all_to_all_uneven,
     "broadcast": broadcast,
     "gather": gather,
     "gather_into_tensor": gather_into_tensor,
     "gather_single": gather_into_tensor,
     "reduce": reduce,
     "reduce_scatter": reduce_scatter,
-    "reduce_scatter_single": reduce_scatter_tensor,
     "reduce_scatter_tensor": reduce_scatter_tensor,
+    "reduce_scatter_single": reduce_scatter_tensor,
     "scatter": scatter,
 }
+# One name for each: the others, which are older or newer, are asked in fewer kinds.
+DISTINCT = list({case: name for name, case in reversed(CASES.items())}.values())
+REDUCING = {name for name in CASES if "reduce" in name}
+IN_PLACE = {"all_reduce", "all_reduce_coalesced", "broadcast", "reduce"}
 
-# The functional collective of the same meaning, given the last argument of the case, which is its input.
-FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
-    "all_gather_into_tensor": lambda x: functional.all_gather_tensor(x, 0, groups.WORLD),
-    "all_reduce": lambda x: functional.all_reduce(x, "sum", groups.WORLD),
-    "all_reduce_coalesced": lambda x: functional.all_reduce_coalesced(x, "sum", groups.WORLD),
-    "all_to_all_single": lambda x: functional.all_to_all_single(x, None, None, groups.WORLD),
-    "broadcast": lambda x: functional.broadcast(x, 1, groups.WORLD),
-    "reduce_scatter_tensor": lambda x: functional.reduce_scatter_tensor(x, "sum", 0, groups.WORLD),
+# The functional collective of the same meaning, given the reduction, the group and the arguments of the case.
+FUNCTIONAL: dict[str, Callable[..., Any]] = {
+    "all_gather_into_tensor": lambda op, group, out, x: functional.all_gather_tensor(x, 0, group),
+    "all_reduce": lambda op, group, x: functional.all_reduce(x, op, group),
+    "all_reduce_coalesced": lambda op, group, tensors: functional.all_reduce_coalesced(tensors, op, group),
+    "all_to_all_single": lambda op, group, out, x: functional.all_to_all_single(x, None, None, group),
+    "all_to_all_single uneven": lambda op, group, out, x, to, of: functional.all_to_all_single(x, to, of, group),
+    "broadcast": lambda op, group, x, root: functional.broadcast(x, root, group),
+    "reduce_scatter_tensor": lambda op, group, out, x: functional.reduce_scatter_tensor(x, op, 0, group),
 }
-
-
 # The operators that write to the first argument of the case.
-WRITING: dict[str, Callable[..., Any]] = {
-    "all_gather_into_tensor": lambda out, x: OPERATORS.all_gather_into_tensor_out(x, *world(), out=out),
-    "all_reduce": lambda x: OPERATORS.all_reduce_(x, "sum", world()[1]),
-    "broadcast": lambda x, root: OPERATORS.broadcast_(x, root, world()[1]),
-    "reduce_scatter_tensor": lambda out, x: OPERATORS.reduce_scatter_tensor_out(x, "sum", *world(), out=out),
-}
 OPERATORS: Any = torch.ops._c10d_functional
+WRITING: dict[str, Callable[..., Any]] = {
+    "all_gather_into_tensor": lambda op, group, out, x: OPERATORS.all_gather_into_tensor_out(
+        x, group.size(), group.group_name, out=out
+    ),
+    "all_reduce": lambda op, group, x: OPERATORS.all_reduce_(x, op, group.group_name),
+    "broadcast": lambda op, group, x, root: OPERATORS.broadcast_(x, root, group.group_name),
+    "reduce_scatter_tensor": lambda op, group, out, x: OPERATORS.reduce_scatter_tensor_out(
+        x, op, group.size(), group.group_name, out=out
+    ),
+}
 
 
-def world() -> tuple[int, Any]:
-    return distributed.get_world_size(), groups.WORLD.group_name
+@contextmanager
+def deprecated() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
-def called(name: str, args: tuple[Any, ...], outputs: Any, way: str) -> Any:
+def called(name: str, t: Trial, args: tuple[Any, ...], outputs: list[Any], way: str, group: Any = None) -> list[Any]:
     """Make the call; what it has written or returned."""
+    group = group or groups.WORLD
     if way == "functional":
-        result = FUNCTIONAL[name](args[0] if name in ("broadcast", "all_reduce") else args[-1])
+        result = FUNCTIONAL[name](t.op.lower(), group, *args)
         return result if isinstance(result, list) else [result]
     if way == "writing":
-        WRITING[name](*args)
+        WRITING[name](t.op.lower(), group, *args)
         return outputs
-    work = getattr(distributed, name)(*args, async_op=way == "async")
+    options: dict[str, Any] = {"op": reduction(t.op)} if name in REDUCING else {}
+    options |= {"async_op": True} if way == "async" else {}
+    work = getattr(distributed, name.split()[0])(*args, **options, group=group)
     assert (work is None) == (way == "eager")
     if work is not None:
         getattr(work, "wait", lambda: work)()
     return outputs
 
 
-def checked(rank: int, ranks: int, name: str, kind: Kind, way: str) -> None:
-    args, outputs, expected = CASES[name](kind, rank, ranks)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+# ----------------------------------------------------------------------------------------------------- what is compared
+
+
+def layout_of(x: Tensor) -> Any:
+    return x.storage_layout if isinstance(x, md.MaskedTensor) else x.layout
+
+
+def same_stored(found: Any, expected: Any) -> None:
+    """The same values, mask and extent; what is known of this is true."""
+    if type(found) is Tensor:
+        same(found, expected.to_tensor(-9))  # what a plain buffer held before
+        return
+    found = found.to_dense()
+    md.testing.assert_close(found, expected, rtol=0, atol=0, check_extent=True)
+    assert not any(contradiction(f.along, f.there) for f in factors_of(found._printed_record))
+
+
+def compared(t: Trial, name: str, way: str) -> None:
+    """One call on each rank."""
+    args, outputs, expected = CASES[name](t)
+
+    def written(x: Any) -> bool:
+        return any(x is output for output in outputs)
+
+    if t.kind.plain == "sent" and outputs:
+        args = tuple(arg if any(map(written, tree_leaves(arg))) else with_a_plain(arg) for arg in args)
+    with deprecated():
         if any(isinstance(other, Exception) for other in expected):
             with pytest.raises((MaskedSemanticsError, ValueError), match=r"positions of their|their positions"):
-                called(name, args, outputs, way)
+                called(name, t, args, outputs, way)
             return
         views = [output[1] for output in outputs if type(output) is md.MaskedTensor]
-        found = called(name, args, outputs, way)
+        kept = [(x, x.clone()) for x in tree_leaves(args) if isinstance(x, Tensor)]
+        found = called(name, t, args, outputs, way)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert type(one) is type(kind(0))
+        assert type(one) is type(outputs[0])
+        assert way == "functional" or layout_of(one) == layout_of(outputs[0])
         same_stored(one, other)
+    for x, before in kept:
+        if way == "functional" or not written(x):
+            md.testing.assert_close(x, before, rtol=0, atol=0)
     if way != "functional":
         check_views(views, found, expected)
+
+
+def with_a_plain(sent: Any) -> Any:
+    """The tensor as a plain one, or the first of a list."""
+    if isinstance(sent, list) and sent:
+        return [with_a_plain(sent[0]), *sent[1:]]
+    return sent.get_data() if isinstance(sent, md.MaskedTensor) else sent
 
 
 def check_views(views: Sequence[Any], bases: Sequence[Any], expected: Sequence[Any]) -> None:
     """Views of what is written to show what has arrived, and their bases what is then written to them."""
     for view, base, other in zip(views, bases, expected, strict=bool(views)):
         same_stored(view, other[1])
-        view.fill_(5.0)
-        other[1].fill_(5.0)
+        view.fill_(5)
+        other[1].fill_(5)
         same_stored(base, other)
 
 
+def asked(name: str, kind: Kind, way: str) -> Iterator[tuple[str, torch.dtype]]:
+    """The reductions and dtypes of the calls."""
+    every = kind.form is None and name in ("all_reduce", "broadcast") and way in ("eager", "functional")
+    for op in REDUCTIONS if name in REDUCING and not kind.knows_extent else ("SUM",):
+        of_op = {"AVG": FLOATS, "SUM": (*ALL_DTYPES, torch.complex64)}.get(op, ALL_DTYPES)
+        of_op += (torch.int16,) if (name, way) == ("broadcast", "eager") else ()  # which gloo does not add
+        for dtype in of_op if every else (torch.float64,):
+            yield op, dtype
+
+
+def checked(rank: int, ranks: int, name: str, kind: Kind, way: str) -> None:
+    for op, dtype in asked(name, kind, way):
+        compared(Trial(rank, ranks, kind, op, dtype), name, way)
+
+
+def derived(rank: int, ranks: int, name: str, kind: Kind) -> None:
+    def loss(y: Any, r: int) -> Any:
+        weights = torch.randn(y.numel(), generator=torch.Generator().manual_seed(r)).double()
+        return (y.to_dense().reshape(-1) ** 2 * weights).sum()
+
+    for op in ("SUM", "AVG") if name in REDUCING else ("SUM",):
+        mine, leaves = Trial(rank, ranks, kind, op), dict[tuple[int, int, int], Any]()
+        args, _, _ = CASES[name](mine)
+        x = args[0 if name in IN_PLACE else 1].requires_grad_()
+        with deprecated():
+            (result,) = called(name, mine, args, [], "functional")
+            loss(result, rank).backward()
+        alone = [loss(CASES[name](Trial(r, ranks, kind, op, leaves=leaves))[2][0], r) for r in range(ranks)]
+        md.accumulate(*alone).backward()
+        leaf = leaves[rank, len(x), 0]
+        expected: Any = leaf.grad
+        if expected is None:  # what this rank has goes nowhere
+            expected = md.masked_tensor(torch.zeros_like(leaf.get_data()), leaf.get_mask())
+        assert x.grad is not None, op
+        md.testing.assert_close(x.grad.to_dense(), expected, msg=lambda text, op=op: f"{op}: {text}")
+
+
+# Of each message in turn, to which rank it goes, counted from its sender, and its tag.
+MESSAGES = {"eager": [(1, 3)], "async": [(1, 0), (1, 0)], "batch": [(1, 0), (-1, 1)]}
+
+
 def ring(rank: int, ranks: int, kind: Kind, way: str) -> None:
-    """send, recv, isend, irecv and batch_isend_irecv: each rank sends to the next."""
-    right, left = (rank + 1) % ranks, (rank - 1) % ranks
-    x, (output,) = kind(rank), kind.several(1)
-    if way == "eager":
-        if rank % 2 == 0:
-            distributed.send(x, right)
-        distributed.recv(output, left)
-        if rank % 2:
-            distributed.send(x, right)
-    else:
-        sends = distributed.P2POp(distributed.isend, x, right)
-        receives = distributed.P2POp(distributed.irecv, output, left)
-        works = (
-            distributed.batch_isend_irecv([sends, receives])
-            if way == "batch"
-            else [distributed.isend(x, right), distributed.irecv(output, left)]
-        )
-        for work in works:
-            assert work is not None
-            work.wait()
-    same_stored(output, kind.dense(left))
+    """send, recv, isend, irecv and batch_isend_irecv: each rank sends to its neighbours."""
+    t, messages = Trial(rank, ranks, kind), MESSAGES[way]
+    sent, outputs = [t.mine(seed=i) for i in range(len(messages))], t.buffers(*[ROWS] * len(messages))
+    one_way, back = ("send", "recv") if way == "eager" else ("isend", "irecv")
+    sends, receives = getattr(distributed, one_way), getattr(distributed, back)
+    calls = [(sends, x, (rank + step) % ranks, tag) for x, (step, tag) in zip(sent, messages, strict=True)]
+    calls += [(receives, x, (rank - step) % ranks, tag) for x, (step, tag) in zip(outputs, messages, strict=True)]
+    if way == "batch":
+        works = distributed.batch_isend_irecv([distributed.P2POp(f, x, to, tag=tag) for f, x, to, tag in calls])
+    else:  # (odd ranks receive before they send)
+        in_turn = reversed(calls) if way == "eager" and rank % 2 else calls
+        works = [f(x, to, tag=tag) for f, x, to, tag in in_turn]
+    for work in works if way != "eager" else []:
+        work.wait()
+    for i, (output, (step, _)) in enumerate(zip(outputs, messages, strict=True)):
+        same_stored(output, t.dense((rank - step) % ranks, seed=i))
 
 
 def objects(rank: int, ranks: int, kind: Kind) -> None:
     """The functions of objects: a masked tensor is pickled."""
-    x = kind(rank)
+    t = Trial(rank, ranks, kind)
+    x = t.mine()
     found: list[Any] = [None] * ranks
     distributed.all_gather_object(found, x)
     gathered: Any = [None] * ranks if rank == 1 else None
@@ -315,22 +459,30 @@ def objects(rank: int, ranks: int, kind: Kind) -> None:
     pairs += [*zip(gathered, range(ranks), strict=True), (passed[0], 0)] if rank == 1 else []
     for one, r in pairs:
         assert one.layout == x.layout
-        same_stored(one, kind.dense(r))
+        same_stored(one, t.dense(r))
 
 
-def ways(name: str) -> list[str]:
-    function = getattr(distributed, name, None)
+def ways(name: str, kind: Kind) -> list[str]:
+    """Of calling a function with a kind."""
+    function = getattr(distributed, name.split()[0], None)
     if function is None:  # not in every version that is supported
         return []
-    with_work = "async_op" in inspect.signature(function).parameters
-    functional_ways = [way for way, table in (("functional", FUNCTIONAL), ("writing", WRITING)) if name in table]
-    return ["eager", *(["async"] if with_work else []), *functional_ways]
+    eager = ["eager", *(["async"] if "async_op" in inspect.signature(function).parameters else [])]
+    if kind.plain != "nothing":
+        pairwise = name.startswith(("all_to_all", "scatter")) and kind.stored is not MATRICES["dense"].stored
+        return [] if name in IN_PLACE or (kind.plain == "received" and pairwise) else eager
+    return [*eager, *(way for way, table in (("functional", FUNCTIONAL), ("writing", WRITING)) if name in table)]
 
 
 for of, kind in KINDS.items():
-    for name in CASES:
-        for way in ways(name):
+    for name in CASES if of in STORED else DISTINCT:
+        for way in ways(name, kind):
             CHECKS[f"{name}, {of}, {way}"] = functools.partial(checked, name=name, kind=kind, way=way)
-    for way in ("eager", "async", "batch"):
-        CHECKS[f"send and recv, {of}, {way}"] = functools.partial(ring, kind=kind, way=way)
-    CHECKS[f"objects, {of}"] = functools.partial(objects, kind=kind)
+    if kind.plain == "nothing":
+        for way in MESSAGES:
+            CHECKS[f"send and recv, {of}, {way}"] = functools.partial(ring, kind=kind, way=way)
+        CHECKS[f"objects, {of}"] = functools.partial(objects, kind=kind)
+for of, kind in MATRICES.items():
+    for name in [name for name in FUNCTIONAL if name != "all_reduce_coalesced"]:
+        if (name, of) != ("broadcast", "dense"):  # torch's own, which has no derivative
+            CHECKS[f"{name}, {of}, derivative"] = functools.partial(derived, name=name, kind=kind)

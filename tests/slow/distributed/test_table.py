@@ -1,4 +1,4 @@
-"""Every function that takes tensors, in four storages and each way of calling it, in 2 and 4 processes; operators of
+"""Every function that takes tensors, in each storage and each way of calling it, in 2 and 4 processes; operators of
 torch's database on distributed tensors.
 """
 
@@ -8,10 +8,8 @@ import pytest
 
 import operators_of_ranks
 from process_groups import run_checks
-from public_collectives import TESTED
-from table_of_collectives import CASES, CHECKS
+from table_of_collectives import CHECKS
 
-OTHERS = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 Failures = dict[str, dict[int, "str | None"]]
 
 
@@ -23,10 +21,6 @@ def of_functions(request: pytest.FixtureRequest) -> Failures:
 @pytest.fixture(scope="module")
 def of_operators() -> Failures:
     return run_checks("operators_of_ranks", 2)
-
-
-def test_every_function_is_in_the_table() -> None:
-    assert {name for name in TESTED if "object" not in name} == set(CASES) | OTHERS
 
 
 @pytest.mark.parametrize("name", CHECKS)
