@@ -11,13 +11,12 @@ import pytest
 import torch
 
 import masked_dispatch as md
-from masked_dispatch import interop, missing
+from masked_dispatch import missing
 from op_registry import registry
 from op_registry.authoring import lowest, reduction, scan
 
 X = md.from_nan(torch.tensor([[1.0, float("nan")], [2.0, 3.0]]))
 FRAME = pd.DataFrame({"age": [22, None], "height": [1.7, 1.8]}).convert_dtypes()
-NAMES = pd.DataFrame({"name": ["ann", None]})
 IMAGES = torch.rand(2, 3, 4, 4)
 NET = torch.nn.Linear(2, 1)
 
@@ -60,21 +59,6 @@ TRIES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: md.masked_tensor(IMAGES, torch.ones(5, dtype=torch.bool)),
         ValueError,
         r"data's shape \(2, 3, 4, 4\)$",
-    ),
-    "from_pandas(dtype by name)": (
-        lambda: interop.from_pandas(FRAME, dtype="float32"),  # type: ignore[arg-type]
-        TypeError,
-        r"dtype='float32' is not a dtype of torch: pass one, such as torch\.float64",
-    ),
-    "from_pandas(names)": (
-        lambda: interop.from_pandas(NAMES),
-        TypeError,
-        r"number labels: pd\.factorize\(series\)\[0\]",
-    ),
-    "from_batch_encoding(tensor)": (
-        lambda: interop.from_batch_encoding(torch.ones(2)),  # type: ignore[arg-type]
-        TypeError,
-        r"not a Tensor: .*from_attention_mask\(data, mask\)",
     ),
     "export(module, x)": (lambda: md.export(NET, X), TypeError, r"export\(module, \(x,\)\), not a MaskedTensor"),  # type: ignore[arg-type]
     "export(shapes for the pair)": (
@@ -128,7 +112,6 @@ def test_what_is_refused_says_what_to_write(name: str) -> None:
         (md, "no_such_name", r"module 'masked_dispatch' has no attribute 'no_such_name'$"),
         (md, "isna", r"here it is written ~x\.get_mask\(\)$"),
         (md, "interpolate", r"here it is written masked_dispatch\.missing\.interpolate$"),
-        (md.interop, "from_excel", "it has from_arrow, from_attention_mask"),
         (missing, "isna", r"here it is written ~x\.get_mask\(\)$"),
         (missing, "group_median", r"it has GroupBy, .*bfill, dropna, .*groupby"),
         (md.optim, "Adam", "here it is written LazyAdam, which is Adam but for elements without a gradient"),

@@ -60,12 +60,6 @@ def test_the_functions_of_torch_are_named() -> None:
         assert message == (f"{path} takes masked tensors" if takes_tensors else f"here it is written {path}")
 
 
-@pytest.mark.parametrize("name", ["where", "softmax", "stack", "relu"])
-def test_words_that_torch_has(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"; torch.{name} takes masked tensors$"):
-        getattr(md, name)
-
-
 def test_lengths_of_a_padded_batch() -> None:
     with pytest.raises(
         md.MaskedSemanticsError, match=r"stored densely: .* are masked_dispatch\.interop\.to_lengths\(x\)"

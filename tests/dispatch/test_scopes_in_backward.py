@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import masked_dispatch as md
+from constant_rules import in_thread
 from op_registry import registry
 from op_registry.authoring import Dense
 from op_registry.registry import Overlay
@@ -89,22 +89,6 @@ AGAIN: dict[str, Callable[[Function, Tensor], Tensor]] = {
         fn, x, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), contextlib.nullcontext())
     ),
 }
-
-
-def in_thread(work: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
 
 
 def under(scope: Scope) -> Callable[[Callable[[], None]], None]:

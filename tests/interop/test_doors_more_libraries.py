@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -271,14 +270,11 @@ class Without:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def test_every_door_is_offered_and_documented() -> None:
+def test_every_door_is_offered() -> None:
     doors = {door for _, names in MODULES.values() for door in names}
-    assert set(interop.__all__) == doors == set(dir(interop))
+    assert set(interop.__all__) == doors  # which tests/api/test_public_interface.py asks for their texts
     with pytest.raises(AttributeError, match=r"has no attribute 'from_excel'; it has from_arrow, from_attention_mask"):
         interop.from_excel  # noqa: B018
-    for module, (name, names) in MODULES.items():
-        if importlib.util.find_spec(name):
-            assert all(getattr(interop, door).__doc__ for door in names), module
 
 
 def test_the_document_has_every_door() -> None:

@@ -30,11 +30,6 @@ def x(storage: str) -> Any:
 # Calls of libraries that guess, with what torch gives.
 CALLS: dict[str, tuple[str, Callable[[Any, Any], Any], Callable[[Any], Any]]] = {
     "opt_einsum.contract": ("opt_einsum", lambda m, x: m.contract("ij,jk->ik", x, W), lambda x: x @ W),
-    "opt_einsum.contract of three": (
-        "opt_einsum",
-        lambda m, x: m.contract("ij,jk,kl->il", x, W, torch.eye(2)),
-        lambda x: x @ W,
-    ),
     "opt_einsum.contract, second": (
         "opt_einsum",
         lambda m, x: m.contract("kj,ij->ki", W.t(), x),
@@ -46,7 +41,6 @@ CALLS: dict[str, tuple[str, Callable[[Any, Any], Any], Callable[[Any], Any]]] = 
         lambda x: x @ W,
     ),
     "autoray.do": ("autoray", lambda m, x: m.do("sum", x, 1), lambda x: x.sum(1)),
-    "autoray.do einsum": ("autoray", lambda m, x: m.do("einsum", "ij,jk->ik", x, W), lambda x: x @ W),
     "autoray.infer_backend": ("autoray", lambda m, x: m.do("exp", x, like=m.infer_backend(x)), lambda x: x.exp()),
     "einops.einsum": ("einops", lambda m, x: m.einsum(x, W, "i j, j k -> i k"), lambda x: x @ W),
     "einops.reduce": ("einops", lambda m, x: m.reduce(x, "i j -> i", "sum"), lambda x: x.sum(1)),

@@ -1,4 +1,4 @@
-"""Two families, and beam search; the other families are in tests/thorough/interop/test_families_of_transformers.py."""
+"""Beam search; what models give of a batch is in tests/thorough/interop/test_families_of_transformers.py."""
 
 from __future__ import annotations
 
@@ -9,22 +9,9 @@ import pytest
 import torch
 
 import masked_dispatch as md
-from families_of_transformers import FAMILIES, alone, by_grouped_products, masked
 from masked_dispatch import interop
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
-
-
-@pytest.mark.parametrize("name, side", [("BERT", "right"), ("OPT", "left")])
-def test_a_batch_gives_what_its_samples_give(name: str, side: str) -> None:
-    model = FAMILIES[name].build()
-    assert masked(model, side).difference(alone(model)) < 1e-6
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_a_mixture_of_experts_by_grouped_products(side: str) -> None:
-    model = by_grouped_products("Mixtral")
-    assert masked(model, side).difference(alone(model)) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])

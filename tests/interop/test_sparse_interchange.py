@@ -12,15 +12,11 @@ from torch import Tensor
 
 import masked_dispatch as md
 from op_registry.sparse.coordinates import ravel
+from storages import LAYOUTS
 
-COO, CSR, CSC, BSR, BSC = (
-    torch.sparse_coo,
-    torch.sparse_csr,
-    torch.sparse_csc,
-    torch.sparse_bsr,
-    torch.sparse_bsc,
-)
-LAYOUTS = [COO, CSR, CSC, BSR, BSC]
+COO, CSR, CSC, BSR, BSC = LAYOUTS
+# The size of the blocks of a layout that has any.
+BLOCKS = dict.fromkeys((BSR, BSC), (2, 3))
 # shape, dense dimensions
 SHAPES = [((4, 6), 0), ((2, 4, 6), 0), ((4, 6, 3), 1), ((2, 4, 6, 3), 1)]
 # Each layout and each shape, with another one each time.
@@ -35,8 +31,7 @@ pytestmark = [
 def torch_sparse(x: Tensor, layout: torch.layout, dense: int = 0) -> Tensor:
     if layout is COO:
         return x.to_sparse(x.ndim - dense)
-    blocks = {"blocksize": (2, 3)} if layout in (BSR, BSC) else {}
-    return x.to_sparse(layout=layout, dense_dim=dense or None, **blocks)
+    return x.to_sparse(layout=layout, dense_dim=dense or None, blocksize=BLOCKS.get(layout))
 
 
 def some_data(shape: tuple[int, ...], dense: int, layout: torch.layout) -> Tensor:
@@ -131,7 +126,7 @@ def test_packed_storage_goes_out_as_csr():
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_what_has_become_invalid_is_not_specified(layout):
-    x = md.masked_tensor(torch.ones(4, 6)).to_layout(layout, blocksize=(2, 3) if layout in (BSR, BSC) else None)
+    x = md.masked_tensor(torch.ones(4, 6)).to_layout(layout, blocksize=BLOCKS.get(layout))
     mask = torch.ones(4, 6, dtype=torch.bool)
     mask[:2, 3:] = False
     out = x.mask_with(mask).to_torch_sparse()
@@ -162,8 +157,7 @@ def test_on_the_meta_device_no_fill_is_needed(layout, dense):
     # Blocks and dense dimensions store invalid elements, which need a fill on devices that have values.
     mask = torch.ones(4, 6, *[2] * dense, dtype=torch.bool)
     mask[0, 0] = False
-    blocksize = (2, 3) if layout in (BSR, BSC) else None
-    x = md.masked_tensor(torch.ones(mask.shape), mask).to_layout(layout, sparse_dim=2, blocksize=blocksize)
+    x = md.masked_tensor(torch.ones(mask.shape), mask).to_layout(layout, sparse_dim=2, blocksize=BLOCKS.get(layout))
     out = x.to("meta").to_torch_sparse()
     assert (out.layout, out.shape, out.dtype, out.device.type) == (layout, x.shape, x.dtype, "meta")
 
@@ -178,7 +172,7 @@ def test_batches_that_store_different_numbers_go_out_as_coo(layout):
         f"the 2 matrices of a masked tensor of shape (2, 4, 6) store between {each} each, and torch's batched "
         f"{layout} tensors need the same number in each: use x.to_torch_sparse(layout=torch.sparse_coo)"
     )
-    x = x.to_layout(layout, blocksize=(2, 3) if layout in (BSR, BSC) else None)
+    x = x.to_layout(layout, blocksize=BLOCKS.get(layout))
     with pytest.raises(ValueError, match=re.escape(message)):
         x.to_torch_sparse(0)
     assert torch.equal(x.to_torch_sparse(layout=COO).to_dense(), mask.float())
@@ -295,15 +289,12 @@ def test_int32_indices_stay_int32():
     ids=str,
 )
 def test_empty_tensors_and_nothing_specified(layout, shape):
-    if 0 in shape[-2:] and layout in (BSR, BSC):
-        size = {"blocksize": (1, 1)}
-    else:
-        size = {"blocksize": (2, 3)} if layout in (BSR, BSC) else {}
-    given = torch.zeros(shape).to_sparse(layout=layout, **size)
+    blocksize = (1, 1) if 0 in shape[-2:] and layout in BLOCKS else BLOCKS.get(layout)
+    given = torch.zeros(shape).to_sparse(layout=layout, blocksize=blocksize)
     x = md.as_masked_tensor(given)
     assert (x.shape, x.nnz, int(x.count())) == (torch.Size(shape), 0, 0)
     assert x.to_torch_sparse().shape == given.shape
-    leaf = torch.zeros(shape).to_sparse(layout=layout, **size).requires_grad_()
+    leaf = torch.zeros(shape).to_sparse(layout=layout, blocksize=blocksize).requires_grad_()
     md.as_masked_tensor(leaf).sum(()).sum().to_tensor(0).backward()
     assert leaf.grad.shape == given.shape
 

@@ -1,6 +1,6 @@
 """torch.masked's functions given masked tensors, with and without `mask=`.
 
-What they give of what is valid and let in, the laws ask by loops (op_registry/conformance/oracles/torch_masked.py).
+What they give of what is valid and let in, the laws ask by loops (op_registry/conformance/oracles/pointwise.py).
 """
 
 from __future__ import annotations

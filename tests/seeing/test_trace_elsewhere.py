@@ -174,13 +174,8 @@ class Page(HTMLParser):
         return sum(name in (attributes.get("class") or "").split() for _, attributes in self.elements)
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Path:
-    return written_in(tmp_path)
-
-
-def test_the_page_is_well_formed_and_complete(written: Path) -> None:
-    page = Page(written.read_text(encoding="utf-8"))
+def test_the_page_is_well_formed_and_complete(tmp_path: Path) -> None:
+    page = Page(written_in(tmp_path).read_text(encoding="utf-8"))
     assert page.errors == []
     assert page.open == []
     assert page.deepest == 3
@@ -193,8 +188,8 @@ def test_the_page_is_well_formed_and_complete(written: Path) -> None:
     assert next(a["style"] for tag, a in page.elements if tag == "i") == "width:50.0%"
 
 
-def test_the_page_needs_nothing_else(written: Path) -> None:
-    text = written.read_text(encoding="utf-8")
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    text = written_in(tmp_path).read_text(encoding="utf-8")
     page = Page(text)
     assert [tag for tag, _ in page.elements if tag in {"script", "link", "img", "iframe"}] == []
     assert [a for _, a in page.elements if {"src", "href"} & set(a)] == []

@@ -16,9 +16,7 @@ from compiled_regions import data_and_mask, masked, same
 from op_registry import registry
 from pairs_for_masked_tensors import BATCH, LENGTH, expected, pair
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),  # torch's own LeafSpec, in export and its copies
-]
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own LeafSpec, in export and its copies
 
 
 def operators_of(program: torch.export.ExportedProgram) -> set[str]:

@@ -119,47 +119,22 @@ def test_a_step_on_masked_gradients_is_left_out_of_graphs(optimizer: Callable[..
         same(p, q)
 
 
-STORAGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "dense": lambda x: x,
-    "coo": lambda x: x.to_sparse(),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
-    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
-    "packed": lambda x: x.to_packed().without_extent(),
+AT_RUN_TIME: dict[str, Callable[..., Any]] = {
+    "tensor_split": lambda x, at, start: torch.tensor_split(x, at),
+    "tensor_split at masked positions": lambda x, at, start: torch.tensor_split(x, at),
+    "narrow": lambda x, at, start: x.narrow(0, start, 3).exp(),
+    "both": lambda x, at, start: (*torch.tensor_split(x, at), x.narrow(0, start, 3)),
 }
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("function", [torch.diff, torch.trapezoid, torch.cumulative_trapezoid])
-def test_differences_of_every_storage(function: Callable[[Tensor], Tensor], storage: str) -> None:
-    x = STORAGES[storage](masked())
-    same(compiled(function)[0](x).to_dense(), function(x).to_dense())
-
-
-@pytest.mark.parametrize("masked_positions", [False, True])
-def test_tensor_split_at_positions_known_at_run_time(masked_positions: bool) -> None:
-    run, _ = compiled(torch.tensor_split)
-    for numbers in ([2, 4], [1, 5]):
-        x, at = masked(6), torch.tensor(numbers)
-        same(run(x, md.masked_tensor(at) if masked_positions else at), torch.tensor_split(x, at))
-
-
-def test_narrow_from_a_position_known_at_run_time() -> None:
-    run, _ = compiled(lambda x, start: x.narrow(0, start, 3).exp())
-    for start in (2, 1, 3):
-        x = masked(6)
-        same(run(x, torch.tensor(start)), x.narrow(0, start, 3).exp())
-
-
-def test_several_sizes_known_at_run_time() -> None:
-    def split(x: Tensor, at: Tensor, start: Tensor) -> Any:
-        return (*torch.tensor_split(x, at), x.narrow(0, start, 3))
-
-    run, _ = compiled(split)
-    for numbers in ([2, 4], [1, 5]):
-        arguments = masked(6), torch.tensor(numbers), torch.tensor(2)
-        same(run(*arguments), split(*arguments))
+@pytest.mark.parametrize("name", AT_RUN_TIME)
+def test_positions_known_at_run_time(name: str) -> None:
+    function = AT_RUN_TIME[name]
+    run, _ = compiled(function)
+    for numbers, start in (([2, 4], 2), ([1, 5], 1), ([2, 5], 3)):
+        at = torch.tensor(numbers)
+        arguments = masked(6), md.masked_tensor(at) if "masked" in name else at, torch.tensor(start)
+        same(run(*arguments), function(*arguments))
 
 
 @pytest.mark.parametrize("valid", [True, False])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import masked_dispatch as md
-from packed_batches import CLASSES, B, Block, D, T, heads, plain, same
+from compiled_regions import compiled, same
+from packed_batches import CLASSES, B, Block, D, T, heads, plain
 from storages import BY_NAME as LAYOUTS
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -48,9 +49,20 @@ def sparse(layout: str, seed: int, requires_grad: bool = False) -> md.MaskedTens
     return x.detach().requires_grad_(requires_grad)
 
 
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    assert torch.equal(found.to_dense().get_mask(), expected.to_dense().get_mask())
-    torch.testing.assert_close(found.to_dense().to_tensor(0), expected.to_dense().to_tensor(0), equal_nan=True)
+def compare(function: Callable[[Tensor], Any], make: Callable[[int], Any], policy: str = "never") -> None:
+    """Compiled once, it gives what it gives eagerly, gradients included, however much is stored."""
+    run, backend = compiled(function)
+    with md.densify(policy):
+        for seed in range(4):
+            x, y = make(seed), make(seed)
+            found, expected = run(x), function(y)
+            same(found, expected)
+            assert found.storage_layout is expected.storage_layout
+            for result in (found, expected):
+                result.to_tensor(0).square().sum().backward()
+            same(x.grad, y.grad)
+            assert x.grad.storage_layout is y.grad.storage_layout
+    assert backend.graphs == 1
 
 
 # In every layout; the others in two of them.
@@ -62,19 +74,7 @@ EVERYWHERE = ("elementwise", "beside dense", "mean of rows", "transpose", "produ
     [(la, name) for la in LAYOUTS for name in FUNCTIONS if la in ("coo", "csr") or name in EVERYWHERE],
 )
 def test_one_graph_for_every_number_of_elements(layout, name):
-    function = FUNCTIONS[name]
-    backend = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(function, fullgraph=True, backend=backend)
-    with md.densify("never"):
-        for seed in range(4):
-            x, y = (sparse(layout, seed, requires_grad=True) for _ in range(2))
-            expected, found = function(x), compiled(y)
-            assert found.storage_layout is expected.storage_layout
-            assert_same(found, expected)
-            expected.square().sum().to_tensor(0).backward()
-            found.square().sum().to_tensor(0).backward()
-            assert_same(y.grad, x.grad)
-    assert backend.frame_count == 1
+    compare(FUNCTIONS[name], lambda seed: sparse(layout, seed, requires_grad=True))
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr", "bsc"])
@@ -82,59 +82,49 @@ def test_inductor_gives_what_eager_gives(layout):
     def loss(x: Tensor, weight: Tensor) -> Tensor:
         return (F.layer_norm((x * weight).exp(), (COLUMNS,)).softmax(1) * x).sum().to_tensor(0)
 
-    compiled = torch.compile(loss, fullgraph=True, backend="inductor")
+    run = torch.compile(loss, fullgraph=True, backend="inductor")
     for seed in range(2):
         gradients = []
-        for function in (loss, compiled):
+        for function in (loss, run):
             x, weight = sparse(layout, seed, requires_grad=True), torch.ones(COLUMNS, requires_grad=True)
             function(x, weight).backward()
             gradients.append((x.grad, weight.grad))
-        assert_same(gradients[1][0], gradients[0][0])
+        same(gradients[1][0], gradients[0][0])
         torch.testing.assert_close(gradients[1][1], gradients[0][1])
 
 
 def test_different_patterns_meet_in_a_graph():
-    compiled = torch.compile(lambda x, y: md.accumulate(x, y) * (x + y), fullgraph=True, backend="aot_eager")
+    run, _ = compiled(lambda x, y: md.accumulate(x, y) * (x + y))
     x, y = sparse("csr", 1), sparse("csr", 3)
-    assert_same(compiled(x, y), md.accumulate(x, y) * (x + y))
+    same(run(x, y), md.accumulate(x, y) * (x + y))
 
 
 def test_dense_becomes_sparse_inside_of_a_graph():
-    def function(x: Tensor) -> Tensor:
-        return x.to_sparse_csr().softmax(1).to_dense()
+    def make(seed: int) -> Tensor:
+        return sparse("coo", seed).to_dense().requires_grad_()
 
-    backend = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(function, fullgraph=True, backend=backend)
-    for seed in range(3):
-        x, y = (sparse("coo", seed).to_dense().requires_grad_() for _ in range(2))
-        expected, found = function(x), compiled(y)
-        assert_same(found, expected)
-        expected.square().sum().to_tensor(0).backward()
-        found.square().sum().to_tensor(0).backward()
-        assert_same(y.grad, x.grad)
-    assert backend.frame_count == 1
+    compare(lambda x: x.to_sparse_csr().softmax(1).to_dense(), make, "auto")
 
 
 def test_a_line_based_operator_is_stored_densely_in_a_graph():
     x = sparse("csr", 2)
-    compiled = torch.compile(lambda x: x.sort(1)[0], fullgraph=True, backend="aot_eager")
-    assert_same(compiled(x), x.sort(1)[0])
+    run, _ = compiled(lambda x: x.sort(1)[0])
+    same(run(x), x.sort(1)[0])
     with md.densify("never"), pytest.raises(Exception, match="length of the longest slice is not known while tracing"):
-        compiled(x)  # a graph for another policy is another graph
+        run(x)  # a graph for another policy is another graph
 
 
 def test_writing_to_an_argument_is_refused():
     x = sparse("coo", 1)
     with pytest.raises(Exception, match=r"a graph cannot replace what its argument stores\. Return the out-of-place"):
-        torch.compile(lambda x: x.mul_(2), fullgraph=True, backend="aot_eager")(x)
-    own = torch.compile(lambda x: x.clone().mul_(2), fullgraph=True, backend="aot_eager")
-    assert_same(own(x), x * 2)
+        compiled(lambda x: x.mul_(2))[0](x)
+    same(compiled(lambda x: x.clone().mul_(2))[0](x), x * 2)
 
 
 @pytest.mark.parametrize("kind", ["plain", "dense", "unused"])
 def test_a_gradient_that_is_stored_otherwise_is_refused(kind):
     x = sparse("coo", 2, requires_grad=True)
-    y, total = torch.compile(lambda x: (x.exp(), x.sum().to_tensor(0)), fullgraph=True, backend="aot_eager")(x)
+    y, total = compiled(lambda x: (x.exp(), x.sum().to_tensor(0)))[0](x)
     ones = torch.ones(ROWS, COLUMNS)
     backward = {
         "plain": lambda: y.backward(ones),
@@ -146,30 +136,27 @@ def test_a_gradient_that_is_stored_otherwise_is_refused(kind):
 
 
 def test_another_layout_is_another_graph():
-    backend = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda x: x.exp(), fullgraph=True, backend=backend)
-    assert compiled(sparse("coo", 1)).storage_layout is torch.sparse_coo
-    assert compiled(sparse("csr", 1)).storage_layout is torch.sparse_csr
-    assert backend.frame_count == 2
+    run, backend = compiled(lambda x: x.exp())
+    assert run(sparse("coo", 1)).storage_layout is torch.sparse_coo
+    assert run(sparse("csr", 1)).storage_layout is torch.sparse_csr
+    assert backend.graphs == 2
 
 
 def test_a_tensor_that_meets_itself_in_pairs_is_one_graph():
-    backend = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda x: x.unsqueeze(1) * x.unsqueeze(0), fullgraph=True, backend=backend)
+    run, backend = compiled(lambda x: x.unsqueeze(1) * x.unsqueeze(0))
     for seed in range(4):
         x = sparse("coo", seed)
-        assert_same(compiled(x), x.unsqueeze(1) * x.unsqueeze(0))
-    assert backend.frame_count <= 2
+        same(run(x), x.unsqueeze(1) * x.unsqueeze(0))
+    assert backend.graphs <= 2
 
 
 def test_what_a_graph_stores_densely_for_producers_and_sums():
-    x = sparse("csr", 0)
-    assert_same(
-        torch.compile(lambda x: md.sparse_topk(x, 2), fullgraph=True, backend="aot_eager")(x), md.sparse_topk(x, 2)
-    )
-    x = sparse("bsr", 0)
-    summed = torch.compile(lambda x: md.accumulate(x, x.flip(0)), fullgraph=True, backend="aot_eager")(x)
-    assert_same(summed, md.accumulate(x, x.flip(0)))
+    for layout, function in (
+        ("csr", lambda x: md.sparse_topk(x, 2)),
+        ("bsr", lambda x: md.accumulate(x, x.flip(0))),
+    ):
+        x = sparse(layout, 0)
+        same(compiled(function)[0](x), function(x))
 
 
 # ----------------------------------------------------------------------------------------------------- packed batches
@@ -196,38 +183,22 @@ def batch(seed: int) -> md.MaskedTensor:
     return x.to_packed().detach().requires_grad_()
 
 
-def compare(function: Callable[[Tensor], Tensor], policy: str) -> None:
-    backend = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(function, fullgraph=True, backend=backend)
-    with md.densify(policy):
-        for seed in range(4):
-            x, y = batch(seed), batch(seed)
-            found, expected = compiled(x), function(y)
-            same(found, expected)
-            found.to_tensor(0).sum().backward()
-            expected.to_tensor(0).sum().backward()
-            same(x.grad, y.grad)
-            assert found.storage_layout is expected.storage_layout
-            assert x.grad.storage_layout is torch.jagged
-    assert backend.frame_count == 1
-
-
 @pytest.mark.parametrize("name", OF_PACKED)
 def test_one_graph_for_every_number_of_rows(name):
-    compare(OF_PACKED[name], "never")
+    compare(OF_PACKED[name], batch)
 
 
 def test_attention_is_dense_inside_of_a_graph():
     torch.manual_seed(3)
-    compare(Block(D, 2, causal=True).double().eval(), "auto")
+    compare(Block(D, 2, causal=True).double().eval(), batch, "auto")
 
 
 def test_rows_with_a_mask_for_each_feature():
     """What a Linear makes of them has one validity for all features of a row, which tangents have written out."""
-    compiled = torch.compile(lambda x: F.linear(x, WEIGHT), fullgraph=True, backend="aot_eager")
+    run, _ = compiled(lambda x: F.linear(x, WEIGHT))
     for seed in range(3):
         x, y = (md.masked_tensor(t.get_data(), t.get_mask()).to_packed() for t in [batch(seed).to_dense().detach()] * 2)
-        found, expected = compiled(x.requires_grad_()), F.linear(y.requires_grad_(), WEIGHT)
+        found, expected = run(x.requires_grad_()), F.linear(y.requires_grad_(), WEIGHT)
         same(found, expected)
         found.pow(2).sum().backward()
         expected.pow(2).sum().backward()
@@ -235,7 +206,7 @@ def test_rows_with_a_mask_for_each_feature():
 
 
 def test_a_result_that_the_loss_does_not_depend_on_is_refused_in_backward():
-    compiled = torch.compile(lambda x: (x.pow(2).mean(), x * 2), fullgraph=True, backend="aot_eager")
-    loss, _ = compiled(batch(0))
+    run, _ = compiled(lambda x: (x.pow(2).mean(), x * 2))
+    loss, _ = run(batch(0))
     with pytest.raises(md.MaskedSemanticsError, match=r"return y\.detach\(\), or do not return it"):
         loss.backward()

@@ -10,18 +10,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from compiled_regions import (
-    check,
-    compiled,
-    copies,
-    masked,
-    same,
-    x_and_weight,
-)
+from compiled_regions import check, compiled, copies, masked, same, x_and_weight
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_compiler"),
-]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 # ----------------------------------------------------------------------------------------- training: steps, checkpoints
 

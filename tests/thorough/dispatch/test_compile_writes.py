@@ -11,13 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import masked_dispatch as md
-from compiled_regions import (
-    check,
-    compiled,
-    masked,
-    same,
-    x_and_weight,
-)
+from compiled_regions import check, compiled, masked, same, x_and_weight
 from logical_writes import LOGICAL, check_write_to_leaf, plain
 from logical_writes import masked as masked_vector
 
@@ -148,8 +142,22 @@ def test_results_share_the_mask_of_an_input_and_keep_it_when_that_changes(
         assert torch.equal(shares.get_mask(), mask)
 
 
-def check_a_view_of_a_view(region: Callable[[Tensor], Tensor]) -> None:
-    """Compiled, `region` returns the view of its argument, a view itself, that it returns in eager mode."""
+BEFORE: dict[str, Callable[[Tensor], object]] = {
+    "read": lambda x: None,
+    "written": lambda x: x.mul_(2),
+    "assigned": lambda x: x.__setitem__(0, 5.0),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("view", [lambda t: t.t(), lambda t: t[1:], lambda t: t[:, 2:].t()], ids=["t", "rows", "block"])
+def test_a_view_of_an_argument_that_is_a_view_itself(view: Callable[[Tensor], Tensor], before: str) -> None:
+    """It is the view that eager mode returns. (Torch 2.14 counts offsets twice for tensors that wrap others.)"""
+
+    def region(x: Tensor) -> Tensor:
+        BEFORE[before](x)
+        return view(x)
+
     run, _ = compiled(region)
     x = masked(4, 6)
     y = x.clone()
@@ -158,28 +166,6 @@ def check_a_view_of_a_view(region: Callable[[Tensor], Tensor]) -> None:
     a.mul_(3)
     b.mul_(3)
     same(x, y)
-
-
-def test_views_as_inputs_and_as_outputs() -> None:
-    def region(view: Tensor) -> Tensor:
-        view.mul_(2)
-        view[0] = 5.0
-        return view.t()
-
-    check_a_view_of_a_view(region)
-
-
-@pytest.mark.parametrize("written", [False, True], ids=["read", "written"])
-@pytest.mark.parametrize("view", [lambda t: t.t(), lambda t: t[1:], lambda t: t[:, 2:].t()], ids=["t", "rows", "block"])
-def test_views_of_an_argument_with_an_offset(view: Callable[[Tensor], Tensor], written: bool) -> None:
-    """Torch 2.14 counts the offset twice for tensors that wrap others."""
-
-    def region(x: Tensor) -> Tensor:
-        if written:
-            x.mul_(2)
-        return view(x)
-
-    check_a_view_of_a_view(region)
 
 
 def test_the_gradient_of_a_view_of_an_argument_with_an_offset() -> None:

@@ -14,9 +14,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import masked_dispatch as md
 from compiled_regions import compiled, masked, results_and_gradients, same, x_and_weight
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_compiler"),
-]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def loop(function: Callable[..., Any], carry: Any, xs: Tensor) -> Any:

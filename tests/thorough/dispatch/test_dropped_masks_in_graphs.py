@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,19 +12,7 @@ from torch import Tensor
 import masked_dispatch as md
 from compiled_regions import compiled
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def warned() -> Iterator[list[warnings.WarningMessage]]:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("default")
-        yield found
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def holes(**options: Any) -> Any:

@@ -41,16 +41,6 @@ print(x.grad.get_mask().tolist())
     assert in_new_process(program) == "[True, True]"
 
 
-def test_padded_batches_do_not_import_the_compiler() -> None:
-    program = """
-import sys, torch, masked_dispatch as md
-x = md.from_lengths(md.masked_tensor(torch.ones(2, 3), torch.ones(2, 3).bool()), torch.tensor([3, 1]))
-x.sum(1)
-print("torch._dynamo" in sys.modules)
-"""
-    assert in_new_process(program) == "False"
-
-
 def test_a_process_may_trace_before_it_imports_the_compiler() -> None:
     program = """
 import torch, masked_dispatch as md

@@ -6,15 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distributions_of_matrices import (
-    BATCH,
-    DRAWS,
-    SIZE,
-    made,
-    parameters,
-    with_hole,
-    without_first,
-)
+from distributions_of_matrices import BATCH, DRAWS, SIZE, made, parameters, with_hole, without_first
 from padded_slices import same
 
 IN_A_GRAPH = [("normal, covariance", "loc"), ("normal, triangle", "scale_tril"), ("low rank", "loc")]

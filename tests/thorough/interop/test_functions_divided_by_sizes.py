@@ -6,11 +6,13 @@ the losses in every storage; here are lp_pool, modes, modules, and rules inside 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -217,15 +219,28 @@ def divided_by_size(x: Tensor) -> Tensor:
     return x.sum(0) / x.size(0)
 
 
-def test_a_rule_inside_a_function_of_your_own() -> None:
-    x = masked(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([True, False, True]))
-    assert divided_by_size(x).item() == pytest.approx(8 / 3)
+@contextlib.contextmanager
+def a_mean_inside(function: Callable[[Tensor], Tensor]) -> Iterator[Any]:
+    """Within the block, a sum inside the function is the mean, times the size."""
 
-    @inside(divided_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)
+    @inside(function, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)
     def scaled_mean(self: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         return self.mean(dim, keepdim, dtype=dtype) * self.shape[dim[0]]
 
     try:
+        yield scaled_mean
+    finally:
+        registry.remove_inside(scaled_mean)
+
+
+def two_of_three() -> Tensor:
+    return masked(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([True, False, True]))
+
+
+def test_a_rule_inside_a_function_of_your_own() -> None:
+    x = two_of_three()
+    assert divided_by_size(x).item() == pytest.approx(8 / 3)
+    with a_mean_inside(divided_by_size) as scaled_mean:
         assert divided_by_size(x).item() == 4.0
         assert x.sum(0).item() == 8.0
         assert str(scaled_mean).startswith(f"inside {__name__}.divided_by_size: sum (dim_IntList) is composite")
@@ -233,8 +248,6 @@ def test_a_rule_inside_a_function_of_your_own() -> None:
         with pytest.raises(ValueError, match=r"divided_by_size.* is already registered; the second rule is at"):
             inside(divided_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)(lambda self, dim: self)
         assert registry.version == before
-    finally:
-        registry.remove_inside(scaled_mean)
     assert divided_by_size(x).item() == pytest.approx(8 / 3)
 
 
@@ -242,21 +255,15 @@ def test_a_rule_inside_a_function_of_your_own_holds_in_graphs_and_function_modes
     def mean_by_size(x: Tensor) -> Tensor:
         return x.sum(0) / x.size(0)
 
-    @inside(mean_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)
-    def scaled_mean(self: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-        return self.mean(dim, keepdim, dtype=dtype) * self.shape[dim[0]]
-
     def call(x: Tensor) -> Tensor:
         return mean_by_size(x)
 
-    x = masked(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([True, False, True]))
+    x = two_of_three()
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
-    try:
+    with a_mean_inside(mean_by_size):
         assert compiled(x).item() == 4.0
         with torch.device("cpu"):
             assert mean_by_size(x).item() == 4.0
-    finally:
-        registry.remove_inside(scaled_mean)
     assert compiled(x).item() == pytest.approx(8 / 3)
 
 
@@ -267,16 +274,9 @@ def test_a_function_with_a_rule_inside_that_is_compiled_itself(method: bool) -> 
     def mean_by_size(x: Tensor) -> Tensor:
         return (x.sum(0) if method else torch.sum(x, 0)) / x.size(0)
 
-    @inside(mean_by_size, torch.ops.aten.sum.dim_IntList, category=COMPOSITE)
-    def scaled_mean(self: Tensor, dim: list[int], keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-        return self.mean(dim, keepdim, dtype=dtype) * self.shape[dim[0]]
-
-    x = masked(torch.tensor([2.0, 4.0, 6.0]), torch.tensor([True, False, True]))
-    try:
+    with a_mean_inside(mean_by_size):
         compiled = torch.compile(mean_by_size, backend="aot_eager")
-        assert [compiled(x).item() for _ in range(2)] == [4.0, 4.0]
-    finally:
-        registry.remove_inside(scaled_mean)
+        assert [compiled(two_of_three()).item() for _ in range(2)] == [4.0, 4.0]
 
 
 def test_only_python_functions_have_an_inside() -> None:

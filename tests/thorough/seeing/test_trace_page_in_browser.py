@@ -11,19 +11,14 @@ import pytest
 
 from traced_tensors import written_in
 
-
-@pytest.fixture
-def written(tmp_path: Path) -> Path:
-    return written_in(tmp_path)
-
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed to show the page")
 @pytest.mark.parametrize("width", [1280, 480])
-def test_a_browser_shows_the_page(written: Path, tmp_path: Path, width: int) -> None:
+def test_a_browser_shows_the_page(tmp_path: Path, width: int) -> None:
     assert CHROMIUM is not None
+    written = written_in(tmp_path)
     picture = tmp_path / "page.png"
     options = [
         "--headless",
