@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import masked_dispatch as md
 from equal_extents import same
@@ -97,28 +97,6 @@ def test_layouts_that_meet_are_refused() -> None:
     right, left = batch(2)[0].to_packed(), batch(2, side="left")[0].to_packed()
     with pytest.raises(MaskedSemanticsError, match=r"add: `self` and `other` have samples at different places"):
         right + left
-
-
-def test_models_stay_packed() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(2, 2, 4, dropout=0.0, batch_first=True, dtype=torch.float64)
-    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    for x, model in (
-        (batch(2)[0], encoder),
-        (missing().without_extent(), encoder),
-        (batch(2)[0], nn.GRU(2, 2, batch_first=True).double()),
-    ):
-        padded, packed = md.padded(x, x.get_mask().any(2, keepdim=True), dim=1), None
-        with md.densify("never"):
-            packed = model(padded.to_packed())
-        packed, expected = (y[0] if isinstance(y, tuple) else y for y in (packed, model(padded)))
-        assert packed.storage_layout is torch.jagged
-        same(packed, expected)
-    encoder.eval()
-    with torch.no_grad(), md.densify("never"):  # torch's fused layer
-        packed = encoder(batch(2)[0].to_packed())
-    with torch.no_grad():
-        same(packed, encoder(batch(2)[0]))
 
 
 def test_what_does_not_carry_it_refuses() -> None:

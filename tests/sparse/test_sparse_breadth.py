@@ -52,20 +52,14 @@ def test_values_masks_and_gradients_as_on_dense_storage(layout, function):
         x, y = make(tensor()).requires_grad_(), make(tensor(seed=8)).requires_grad_()
         with md.densify("never"):
             results.append(function(x, y))
-        weighed = results[-1] * torch.arange(1, results[-1].numel() + 1).reshape(results[-1].shape)
-        weighed.sum().backward()
+        (results[-1] * torch.arange(1, results[-1].numel() + 1).reshape(results[-1].shape)).sum().backward()
         gradients.append((x.grad, y.grad))
-    dense, sparse = results
-    assert torch.equal(sparse.get_mask(), dense.get_mask())
-    torch.testing.assert_close(sparse.to_tensor(0), dense.to_tensor(0))
-    for mine, theirs in zip(gradients[1], gradients[0], strict=True):
-        if theirs is None or mine is None:
-            assert (theirs if mine is None else mine) is None or not (theirs if mine is None else mine).to_tensor(
-                0
-            ).any()
+    md.testing.assert_close(*results)
+    for mine, theirs in zip(*gradients, strict=True):
+        if mine is None or theirs is None:
+            assert not any(g.to_tensor(0).any() for g in (mine, theirs) if g is not None)
         else:
-            assert torch.equal(mine.get_mask(), theirs.get_mask())
-            torch.testing.assert_close(mine.to_tensor(0), theirs.to_tensor(0))
+            md.testing.assert_close(mine, theirs)
 
 
 def test_an_index_out_of_range_is_torchs_error():

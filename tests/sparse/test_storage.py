@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
 import masked_dispatch as md
+from masked_dispatch.testing import assert_close as same
 from numbered_layout import NUMBERED
-from numbered_layout import same as alike
 from numbered_layout import some as numbers
 from op_registry.authoring import Layout, register_layout
 from op_registry.conformance.trials import Settings, run_operator
@@ -47,11 +46,6 @@ def some_tensor(shape: tuple[int, ...], valid: float = 0.5, **options) -> md.Mas
     mask = torch.rand(shape, generator=generator) < valid
     data = torch.randn(shape, generator=generator, dtype=torch.float64)
     return md.masked_tensor(torch.where(mask, data, torch.nan), mask, **options)
-
-
-def same(a: Tensor, b: Tensor) -> None:
-    assert torch.equal(a.get_mask(), b.get_mask())
-    torch.testing.assert_close(a.to_tensor(0), b.to_tensor(0))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +119,7 @@ def test_a_view_of_sparse_storage_says_that_it_is_a_copy():
         ({"layout": torch.sparse_bsr}, "torch.sparse_bsr needs a blocksize (rows, columns)"),
         ({"layout": torch.sparse_csr, "blocksize": (2, 2)}, "torch.sparse_csr has no blocks"),
         ({"layout": torch.sparse_bsr, "blocksize": (3, 2)}, "blocks of (3, 2) do not divide a matrix of (4, 6)"),
-        (
-            {"layout": torch.sparse_csr, "sparse_dim": 1},
-            "has at least 2 sparse dimensions and at most 2, not 1;",
-        ),
+        ({"layout": torch.sparse_csr, "sparse_dim": 1}, "has at least 2 sparse dimensions and at most 2, not 1;"),
         (
             {"layout": torch.sparse_coo, "sparse_dim": 3},
             "torch.sparse_coo of a tensor of shape (4, 6) has at least 1 sparse dimension and at most 2",
@@ -237,20 +228,20 @@ def test_there_and_back(shape: tuple[int, ...]) -> None:
     x = numbers(shape).requires_grad_()
     stored = x.to_layout(NUMBERED)
     assert stored.nnz == int(x.count())
-    alike(stored, x)
+    same(stored, x)
     others = [torch.sparse_coo, *([torch.sparse_csr, torch.sparse_csc] if len(shape) > 1 else [])]
     for layout in others:
-        alike(stored.to_layout(layout), x)
-        alike(x.to_layout(layout).to_layout(NUMBERED), x)
+        same(stored.to_layout(layout), x)
+        same(x.to_layout(layout).to_layout(NUMBERED), x)
     (found,) = torch.autograd.grad(stored.square().sum(), x)
-    alike(found, x.detach() * 2)
+    same(found, x.detach() * 2)
 
 
 def test_rows_of_it() -> None:
     x = md.from_lengths(torch.randn(3, 4, 5), torch.tensor([4, 1, 2]))
     stored = x.to_layout(NUMBERED, sparse_dim=2)
     assert stored.nnz == 7
-    alike(torch.nn.functional.layer_norm(stored, (5,)), torch.nn.functional.layer_norm(x, (5,)))
+    same(torch.nn.functional.layer_norm(stored, (5,)), torch.nn.functional.layer_norm(x, (5,)))
 
 
 def test_a_file_names_it() -> None:
@@ -259,7 +250,7 @@ def test_a_file_names_it() -> None:
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
     assert loaded.storage_layout is NUMBERED
-    alike(loaded, numbers((4, 6)))
+    same(loaded, numbers((4, 6)))
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,7 @@ def test_what_a_storage_does_not_have_is_refused() -> None:
     with pytest.raises(MaskedSemanticsError, match=r"values\(\) .* stored densely: .* x.get_data\(\)"):
         x.values()
     with pytest.raises(
-        MaskedSemanticsError,
-        match=r"indices\(\) .* torch.sparse_csr: it has values\(\), crow_indices\(\), col_",
+        MaskedSemanticsError, match=r"indices\(\) .* torch.sparse_csr: it has values\(\), crow_indices\(\), col_"
     ):
         x.to_sparse_csr().indices()
     packed = md.from_lengths(torch.ones(2, 3, 4), torch.tensor([1, 3])).to_packed()
