@@ -267,8 +267,6 @@ def test_blocks_do_not_depend_on_the_storage_they_are_made_from(layout: str) -> 
     assert state(blocks) == state(expected) == state(x)
     assert blocks._kept_values.shape == expected._kept_values.shape
     assert blocks._pattern.block == (1, 2)
-    with pytest.raises(ValueError, match=r"blocks of \(2, 2\) do not divide a matrix of \(5, 4\)"):
-        stored.to_layout(torch.sparse_bsr, blocksize=(2, 2))
 
 
 @pytest.mark.parametrize("mask", [T, F])

@@ -76,13 +76,6 @@ def test_lengths_say_what_is_stored():
     assert packed._kept_validity is None
 
 
-def test_it_prints_what_it_is():
-    x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, True]]))
-    packed = x.to_packed()
-    text = f"{repr(packed.to_dense())[:-1]}, stored as torch.jagged, nnz=2)"
-    assert repr(packed).replace(",\n              stored", ", stored") == text
-
-
 @pytest.mark.parametrize(
     ("shape", "arguments", "message"),
     [

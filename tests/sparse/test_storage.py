@@ -76,13 +76,6 @@ def test_a_valid_zero_is_stored_and_an_invalid_number_is_not():
     assert sparse.exp().to_tensor(-1).tolist() == x.exp().to_tensor(-1).tolist()
 
 
-def test_it_prints_what_it_is():
-    x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, True]]))
-    assert repr(x.to_sparse_csr()) == f"{repr(x)[:-1]},\n              stored as torch.sparse_csr, nnz=2)"
-    large = md.masked_tensor(torch.ones(100, 100), torch.eye(100).bool()).to_sparse()
-    assert repr(large).endswith("(1.0%), True=valid,\n              stored as torch.sparse_coo, nnz=100)")
-
-
 # ----------------------------------------------------------------------------------------------------- stored densely
 
 
@@ -105,12 +98,6 @@ def test_what_has_no_sparse_form_is_stored_densely_or_refused():
     with pytest.raises(ValueError, match="densify takes 'never', 'warn', 'auto' or 'always', not 'maybe'"):  # noqa: SIM117
         with md.densify("maybe"):
             pass
-
-
-def test_a_view_of_sparse_storage_says_that_it_is_a_copy():
-    view = some_tensor((4, 6)).to_sparse()[0]
-    with pytest.raises(md.MaskedSemanticsError, match="of a sparsely stored tensor; the view"):
-        view.mul_(2)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +171,6 @@ def test_records_count_over_dimensions_as_torch_means_them() -> None:
                 for keepdim in (False, True):
                     got = record.count(dim, keepdim)
                     assert torch.equal(got, valid.sum(dim, keepdim=keepdim)), (dim, keepdim)
-
-
-# ----------------------------------------------------------------------------------------- a layout of somebody's own
 
 
 # ---------------------------------------------------------------------------------------------------- the built-in ones
