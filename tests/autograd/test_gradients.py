@@ -148,15 +148,6 @@ def test_a_loss_with_nothing_valid_goes_backward_and_gives_zeros() -> None:
         assert torch.equal(plain.grad, torch.zeros_like(plain))
 
 
-def test_a_gradient_that_flows_two_ways_is_their_sum() -> None:
-    x = leaf()
-    y = x * 2
-    (y.mask_with(SECOND).sum() + (y * y).sum()).backward()
-    assert torch.equal(x.grad.get_mask(), FIRST)
-    expected = 2.0 * (FIRST & SECOND) + 8 * x.detach().to_tensor(0.0)
-    assert_close(x.grad.to_tensor(0.0), expected)
-
-
 def test_hooks_on_modules_and_nodes() -> None:
     layer, seen = nn.Linear(4, 2, dtype=torch.float64), []
     layer.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append((grad_input, grad_output)))

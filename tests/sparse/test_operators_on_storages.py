@@ -110,16 +110,6 @@ def test_out_takes_what_sparse_storage_gives(x, target):
         md.testing.assert_close(out, expected, rtol=0, atol=0)
 
 
-def test_adamax_takes_a_sparse_gradient():
-    steps = []
-    for layout in (torch.strided, torch.sparse_csr):
-        weight = torch.nn.Parameter(torch.ones(2, 3))
-        weight.grad = md.masked_tensor(torch.full((2, 3), 2.0)).to_layout(layout)
-        md.optim.Adamax([weight], lr=0.1).step()
-        steps.append(weight.detach())
-    torch.testing.assert_close(steps[1], steps[0])
-
-
 STORED = storages_but("dense", "permuted")
 NAMES = list(STORED)
 
@@ -193,11 +183,6 @@ def test_any_number_of_dimensions_is_made_sparse_without_the_dense_tensor(name, 
     alike(x.grad, 2 * x.detach().to_dense())
     assert x.grad.storage_layout is x.storage_layout
     alike(x.detach().to_packed(), x.detach().to_dense())
-
-
-def test_renorm_of_rows():
-    x = some().to_sparse(sparse_dim=1)
-    alike(x.renorm(2, 0, 1.0), x.to_dense().renorm(2, 0, 1.0))
 
 
 REFUSED_BY_TORCH = {

@@ -254,7 +254,6 @@ VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "rows, with a plain one": lambda x: x.view(-1, D) * plain(B * T, D) + plain(D),
     "batch times heads, with a plain one": lambda x: heads(x).reshape(BH, T, 2) + plain(BH, 1, 1) + plain(T, 2),
     "products of rows": lambda x: x.view(-1, D) @ plain(D, 3) + torch.addmm(BIAS, x.view(-1, D), plain(D, 3), beta=2),
-    "a product and a matrix": lambda x: torch.addmm(plain(B * T, 3), x.view(-1, D), plain(D, 3)),
     "linear of rows, time first": lambda x: F.linear(x.transpose(0, 1).reshape(T * B, D), plain(3, D)).view(T, B, 3),
     "norm, time first": lambda x: F.layer_norm(x.transpose(0, 1), (D,)),
     "softmax of rows": lambda x: x.view(-1, D).softmax(-1),
@@ -276,6 +275,7 @@ AFTER_VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "loss, time first": lambda x: F.cross_entropy(x.transpose(0, 1).reshape(-1, D), CLASSES.t().reshape(-1)),
     "rows chosen": lambda x: x.view(-1, D)[torch.tensor([0, 7, 7])],
     "another split": lambda x: x.view(-1, D).view(T, B, D),
+    "a product and a matrix": lambda x: torch.addmm(plain(B * T, 3), x.view(-1, D), plain(D, 3)),
 }
 
 

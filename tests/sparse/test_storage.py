@@ -31,41 +31,14 @@ from op_registry.sparse.layout import (
     layout_named,
     layout_of,
 )
-from storages import LAYOUTS
-
-SHAPES = [((4, 6), None), ((2, 4, 6), None), ((4, 6, 3), 2), ((2, 4, 6, 3), 3), ((0, 6), None)]
+from storages import BY_NAME, STORAGES
 
 
-def stored(x: md.MaskedTensor, layout: torch.layout, sparse_dim: int | None = None) -> md.MaskedTensor:
-    blocks = {"blocksize": (2, 3)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
-    return x.to_layout(layout, sparse_dim=sparse_dim, **blocks)
-
-
-def some_tensor(shape: tuple[int, ...], valid: float = 0.5, **options) -> md.MaskedTensor:
+def some_tensor() -> md.MaskedTensor:
     generator = torch.Generator().manual_seed(7)
-    mask = torch.rand(shape, generator=generator) < valid
-    data = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return md.masked_tensor(torch.where(mask, data, torch.nan), mask, **options)
-
-
-@pytest.mark.parametrize(
-    ("layout", "shape", "sparse_dim", "valid"),
-    [(LAYOUTS[n % 5], *SHAPES[(n + n // 5) % 5], (0.5, 0.0, 1.0)[n % 3]) for n in range(15)],
-    ids=str,
-)
-def test_there_and_back_through_every_other_layout(layout, shape, sparse_dim, valid):
-    x = some_tensor(shape, valid)
-    first = stored(x, layout, sparse_dim)
-    assert first.storage_layout is layout
-    assert first.layout is torch.strided
-    for other in LAYOUTS:
-        # Blocks are those of all dimensions, however something is stored; other layouts keep the dense dimensions.
-        blocks = other in (torch.sparse_bsr, torch.sparse_bsc)
-        again = stored(first, other, sparse_dim if blocks else None)
-        assert again.storage_layout is other
-        same(again.to_dense(), x)
-        direct = stored(x, other, sparse_dim)
-        assert again.nnz == direct.nnz
+    mask = torch.rand((4, 6), generator=generator) < 0.5
+    data = torch.randn((4, 6), generator=generator, dtype=torch.float64)
+    return md.masked_tensor(torch.where(mask, data, torch.nan), mask)
 
 
 def test_a_valid_zero_is_stored_and_an_invalid_number_is_not():
@@ -80,7 +53,7 @@ def test_a_valid_zero_is_stored_and_an_invalid_number_is_not():
 
 
 def test_what_has_no_sparse_form_is_stored_densely_or_refused():
-    sparse = some_tensor((4, 6)).to_sparse_csr()
+    sparse = some_tensor().to_sparse_csr()
     same(torch.fft.fftshift(sparse), torch.fft.fftshift(sparse.to_dense()))
     message = (
         "torch.tril has no sparse form for this call: it moves elements, and no lowering computes their new "
@@ -116,7 +89,7 @@ def test_what_has_no_sparse_form_is_stored_densely_or_refused():
 )
 def test_storage_that_does_not_fit(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        some_tensor((4, 6)).to_layout(arguments.pop("layout"), **arguments)
+        some_tensor().to_layout(arguments.pop("layout"), **arguments)
 
 
 # ----------------------------------------------------------------------------------------------- surface of the tensor
@@ -127,13 +100,13 @@ def test_values_leave_only_where_all_are_valid():
     assert whole.tolist() == [[1.0, 1.0], [1.0, 1.0]]
     assert whole.sum().item() == 4
     with pytest.raises(md.InvalidValueError, match=r"numpy\(\) of a masked tensor of shape \(4, 6\)"):
-        some_tensor((4, 6)).to_sparse().numpy()
+        some_tensor().to_sparse().numpy()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_pattern_moves_with_its_values(layout):
-    moved = stored(some_tensor((4, 6)), layout).to("meta")
-    assert moved.storage_layout is layout
+@pytest.mark.parametrize("storage", BY_NAME)
+def test_a_pattern_moves_with_its_values(storage):
+    moved = STORAGES[storage](some_tensor()).to("meta")
+    assert moved.storage_layout is BY_NAME[storage]
     assert {moved.device, moved._pattern.device} == {torch.device("meta")}
 
 
@@ -151,7 +124,7 @@ def test_a_pattern_moves_with_its_values(layout):
     ],
 )
 def test_forward_mode_is_that_of_dense_storage(layout, function):
-    x, tangent = some_tensor((4, 6)).to(torch.float64), some_tensor((4, 6)).to(torch.float64)
+    x, tangent = some_tensor(), some_tensor()
     tangents = []
     for stored in (torch.strided, layout):
         with forward_ad.dual_level():

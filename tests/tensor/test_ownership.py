@@ -256,18 +256,6 @@ def test_an_inplace_result_of_another_shape_or_dtype_is_refused_unchanged() -> N
     assert counts.to_tensor(-1).tolist() == [1, -1]
 
 
-def test_metadata_is_changed_in_place() -> None:
-    x = ragged()
-    x.t_()
-    assert x.shape == (3, 2)
-    assert mask_of(x) == [[T, T], [T, F], [F, T]]
-    x.unsqueeze_(0)
-    assert x.shape == (1, 3, 2)
-    x.squeeze_()
-    assert mask_of(x) == [[T, T], [T, F], [F, T]]
-    assert x.sum().item() == 13.0
-
-
 # -------------------------------------------------------------------------------- views of another dtype
 
 
