@@ -98,20 +98,6 @@ def test_a_leaf_shared_by_rules_and_a_hand_written_backward() -> None:
     torch.testing.assert_close(w.grad, 2 * x.to_tensor(0).sum(0)[:, None].expand(3, 2))
 
 
-def test_a_masked_leaf_keeps_its_masked_gradient() -> None:
-    x = masked(requires_grad=True)
-    torch.autograd.backward([x * 1], [torch.ones(2, 3)])
-    assert isinstance(x.grad, md.MaskedTensor)
-    assert torch.equal(x.grad.get_mask(), MASK)
-
-
-def test_torchs_sparse_gradients_stay_masked() -> None:
-    table = torch.nn.Embedding(4, 2, sparse=True)
-    table(md.masked_tensor(torch.tensor([1, 3]), torch.tensor([T, F]))).sum().backward()
-    assert isinstance(table.weight.grad, md.MaskedTensor)
-    assert table.weight.grad.storage_layout is torch.sparse_coo
-
-
 # -------------------------------------------------------------------------------------- what the engine hands over
 
 

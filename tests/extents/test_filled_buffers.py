@@ -47,11 +47,6 @@ def by_chunks(x: Any, buffer: Any) -> None:
         buffer[:, t : t + 2] = step(x[:, t : t + 2])
 
 
-def by_features(x: Any, buffer: Any) -> None:
-    for feature in range(x.shape[2]):
-        buffer[..., feature] = step(x[..., feature])
-
-
 def by_samples(x: Any, buffer: Any) -> None:
     for row in range(x.shape[0]):
         buffer[row] = step(x[row])
@@ -62,17 +57,8 @@ def transposed(x: Any, buffer: Any) -> None:
         buffer.transpose(0, 1)[t] = step(x[:, t])
 
 
-def as_a_whole(x: Any, buffer: Any) -> None:
-    buffer[:] = step(x)
-
-
-def out(x: Any, buffer: Any) -> None:
-    torch.tanh(x * 2, out=buffer)
-
-
-WAYS: list[Callable[[Any, Any], None]] = [
-    by_steps, backwards, in_place, by_chunks, by_features, by_samples, transposed, as_a_whole, out,
-]  # fmt: skip
+# (The programs of P9 fill buffers by features, as a whole, and by out=.)
+WAYS: list[Callable[[Any, Any], None]] = [by_steps, backwards, in_place, by_chunks, by_samples, transposed]
 BUFFERS: dict[str, Callable[[Any], Any]] = {
     "new_empty": lambda x: x.new_empty(x.shape),
     "new_zeros": lambda x: x.new_zeros(x.shape),
@@ -93,17 +79,6 @@ def test_a_buffer_has_the_extent_of_what_fills_it(name: str, way: Callable[..., 
     assert buffer.numel() == 0 or buffer.extent.equal(x.extent)
     # And it goes on as the batch does.
     md.testing.assert_close(md.align(buffer).sum(1), step(x).sum(1), check_extent=True)
-
-
-@pytest.mark.parametrize("way", [way for way in WAYS if way is not out])
-def test_gradients_are_those_of_the_steps(way: Callable[..., None]) -> None:
-    x = batch().requires_grad_()
-    buffer = x.new_empty(x.shape)
-    way(x, buffer)
-    buffer.square().sum().backward()
-    found, x.grad = x.grad, None
-    step(x).square().sum().backward()
-    md.testing.assert_close(found, x.grad)
 
 
 def test_a_plain_buffer_is_updated_and_has_no_extent() -> None:

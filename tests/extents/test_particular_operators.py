@@ -1,4 +1,7 @@
-"""Operators for which it matters where a position is, or how many there are; each against the loop over samples."""
+"""Operators for which it matters where a position is, or how many there are; each against the loop over samples.
+
+P9 asks those of which torch's database has samples with such dimensions.
+"""
 
 from __future__ import annotations
 
@@ -35,24 +38,6 @@ def same(result: Tensor, samples: list[Tensor], f: Callable[[Tensor], Tensor]) -
         valid = result.get_mask()[n] if there is None else result.get_mask()[n][there[n]]
         assert bool(valid.all())
         torch.testing.assert_close(mine.reshape(-1), f(sample).reshape(-1))
-
-
-@pytest.mark.parametrize("op", [torch.tril, torch.triu])
-def test_triangles_of_samples(op: Callable[[Tensor], Tensor]) -> None:
-    x, samples = batch(3, 1, 2)
-    same(op(x), samples, op)
-
-
-@pytest.mark.parametrize("op", [torch.tril, torch.triu])
-def test_triangles_behind_padding_are_refused(op: Callable[[Tensor], Tensor]) -> None:
-    x, _ = batch(3, 1, 2, left=True)
-    with pytest.raises(md.MaskedSemanticsError, match="counts from the start of the batch, where samples do not begin"):
-        op(x)
-
-
-def test_the_integral_over_one_position_is_0() -> None:
-    x, samples = batch(3, 1, 2)
-    same(torch.trapezoid(x, dim=1), samples, lambda s: torch.trapezoid(s, dim=0))
 
 
 def test_the_integral_over_rows_that_are_not_there_is_not_there() -> None:
@@ -185,16 +170,6 @@ def test_causal_attention_to_what_lies_elsewhere_is_refused() -> None:
         F.scaled_dot_product_attention(torch.ones(3, 4, 2, dtype=torch.float64), x, x, is_causal=True)
 
 
-def test_a_list_of_classes_ends_with_the_sample() -> None:
-    scores, samples = batch(3, 2, width=1)
-    labels = torch.tensor([[2, 0, -1], [1, 0, 9]])
-    there = torch.tensor([[True, True, True], [True, True, False]])
-    target = md.padded(md.masked_tensor(labels, there), dim=1)
-    result = F.multilabel_margin_loss(scores.squeeze(-1), target, reduction="none")
-    want = [F.multilabel_margin_loss(s[:, 0], labels[n, : len(s)]) for n, s in enumerate(samples)]
-    torch.testing.assert_close(result.to_tensor(0), torch.stack(want))
-
-
 def test_bags_hold_what_is_there() -> None:
     weight = torch.randn(5, 2, dtype=torch.float64)
     indices = torch.tensor([[3, 1, 4], [2, 99, 99]])
@@ -246,16 +221,6 @@ def test_channels_may_be_samples() -> None:
     one = x.squeeze(-1)
     same(F.max_pool1d(one[None], 2)[0], samples, lambda s: F.max_pool1d(s.T, 2))
     same(F.adaptive_avg_pool1d(one, 2), samples, lambda s: F.adaptive_avg_pool1d(s.T, 2))
-
-
-def test_group_norm_of_samples() -> None:
-    x, samples = batch(4, 1, 3, width=4)
-    weight = torch.arange(1.0, 5, dtype=torch.float64)
-    same(
-        F.group_norm(x.transpose(1, 2), 2, weight).transpose(1, 2),
-        samples,
-        lambda s: F.group_norm(s.T[None], 2, weight)[0].T,
-    )
 
 
 @pytest.mark.parametrize("add", [False, True])

@@ -44,11 +44,7 @@ PRODUCTS: dict[str, tuple[str, Callable[..., Tensor], tuple[Callable[[], Tensor]
     "matrix by masked vector": ("csr", torch.matmul, (lambda: masked(2, K, seed=3)[1],)),
     "vector by matrix": ("bsc", lambda x, y: y @ x, (lambda: plain(M),)),
     "matrix by its transpose": ("csc", lambda x: x @ x.t(), ()),
-    "linear of masked parameters": (
-        "coo",
-        F.linear,
-        (lambda: masked(N, K, seed=2), lambda: masked(2, N, seed=3)[1]),
-    ),
+    "linear of masked parameters": ("coo", F.linear, (lambda: masked(N, K, seed=2), lambda: masked(2, N, seed=3)[1])),
     "beta = 0": (
         "csr",
         lambda x, s, y: torch.addmm(s, x, y, beta=0),

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
 import masked_dispatch as md
+from masked_dispatch.testing import assert_close as same
 from numbered_layout import NUMBERED
-from numbered_layout import same as alike
 from numbered_layout import some as numbers
 from op_registry.authoring import Layout, register_layout
 from op_registry.conformance.trials import Settings, run_operator
@@ -32,46 +31,14 @@ from op_registry.sparse.layout import (
     layout_named,
     layout_of,
 )
-from storages import LAYOUTS
-
-SHAPES = [((4, 6), None), ((2, 4, 6), None), ((4, 6, 3), 2), ((2, 4, 6, 3), 3), ((0, 6), None)]
+from storages import BY_NAME, STORAGES
 
 
-def stored(x: md.MaskedTensor, layout: torch.layout, sparse_dim: int | None = None) -> md.MaskedTensor:
-    blocks = {"blocksize": (2, 3)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
-    return x.to_layout(layout, sparse_dim=sparse_dim, **blocks)
-
-
-def some_tensor(shape: tuple[int, ...], valid: float = 0.5, **options) -> md.MaskedTensor:
+def some_tensor() -> md.MaskedTensor:
     generator = torch.Generator().manual_seed(7)
-    mask = torch.rand(shape, generator=generator) < valid
-    data = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return md.masked_tensor(torch.where(mask, data, torch.nan), mask, **options)
-
-
-def same(a: Tensor, b: Tensor) -> None:
-    assert torch.equal(a.get_mask(), b.get_mask())
-    torch.testing.assert_close(a.to_tensor(0), b.to_tensor(0))
-
-
-@pytest.mark.parametrize(
-    ("layout", "shape", "sparse_dim", "valid"),
-    [(LAYOUTS[n % 5], *SHAPES[(n + n // 5) % 5], (0.5, 0.0, 1.0)[n % 3]) for n in range(15)],
-    ids=str,
-)
-def test_there_and_back_through_every_other_layout(layout, shape, sparse_dim, valid):
-    x = some_tensor(shape, valid)
-    first = stored(x, layout, sparse_dim)
-    assert first.storage_layout is layout
-    assert first.layout is torch.strided
-    for other in LAYOUTS:
-        # Blocks are those of all dimensions, however something is stored; other layouts keep the dense dimensions.
-        blocks = other in (torch.sparse_bsr, torch.sparse_bsc)
-        again = stored(first, other, sparse_dim if blocks else None)
-        assert again.storage_layout is other
-        same(again.to_dense(), x)
-        direct = stored(x, other, sparse_dim)
-        assert again.nnz == direct.nnz
+    mask = torch.rand((4, 6), generator=generator) < 0.5
+    data = torch.randn((4, 6), generator=generator, dtype=torch.float64)
+    return md.masked_tensor(torch.where(mask, data, torch.nan), mask)
 
 
 def test_a_valid_zero_is_stored_and_an_invalid_number_is_not():
@@ -82,18 +49,11 @@ def test_a_valid_zero_is_stored_and_an_invalid_number_is_not():
     assert sparse.exp().to_tensor(-1).tolist() == x.exp().to_tensor(-1).tolist()
 
 
-def test_it_prints_what_it_is():
-    x = md.masked_tensor(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, True]]))
-    assert repr(x.to_sparse_csr()) == f"{repr(x)[:-1]},\n              stored as torch.sparse_csr, nnz=2)"
-    large = md.masked_tensor(torch.ones(100, 100), torch.eye(100).bool()).to_sparse()
-    assert repr(large).endswith("(1.0%), True=valid,\n              stored as torch.sparse_coo, nnz=100)")
-
-
 # ----------------------------------------------------------------------------------------------------- stored densely
 
 
 def test_what_has_no_sparse_form_is_stored_densely_or_refused():
-    sparse = some_tensor((4, 6)).to_sparse_csr()
+    sparse = some_tensor().to_sparse_csr()
     same(torch.fft.fftshift(sparse), torch.fft.fftshift(sparse.to_dense()))
     message = (
         "torch.tril has no sparse form for this call: it moves elements, and no lowering computes their new "
@@ -113,22 +73,13 @@ def test_what_has_no_sparse_form_is_stored_densely_or_refused():
             pass
 
 
-def test_a_view_of_sparse_storage_says_that_it_is_a_copy():
-    view = some_tensor((4, 6)).to_sparse()[0]
-    with pytest.raises(md.MaskedSemanticsError, match="of a sparsely stored tensor; the view"):
-        view.mul_(2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"layout": torch.sparse_bsr}, "torch.sparse_bsr needs a blocksize (rows, columns)"),
         ({"layout": torch.sparse_csr, "blocksize": (2, 2)}, "torch.sparse_csr has no blocks"),
         ({"layout": torch.sparse_bsr, "blocksize": (3, 2)}, "blocks of (3, 2) do not divide a matrix of (4, 6)"),
-        (
-            {"layout": torch.sparse_csr, "sparse_dim": 1},
-            "has at least 2 sparse dimensions and at most 2, not 1;",
-        ),
+        ({"layout": torch.sparse_csr, "sparse_dim": 1}, "has at least 2 sparse dimensions and at most 2, not 1;"),
         (
             {"layout": torch.sparse_coo, "sparse_dim": 3},
             "torch.sparse_coo of a tensor of shape (4, 6) has at least 1 sparse dimension and at most 2",
@@ -138,7 +89,7 @@ def test_a_view_of_sparse_storage_says_that_it_is_a_copy():
 )
 def test_storage_that_does_not_fit(arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        some_tensor((4, 6)).to_layout(arguments.pop("layout"), **arguments)
+        some_tensor().to_layout(arguments.pop("layout"), **arguments)
 
 
 # ----------------------------------------------------------------------------------------------- surface of the tensor
@@ -149,13 +100,13 @@ def test_values_leave_only_where_all_are_valid():
     assert whole.tolist() == [[1.0, 1.0], [1.0, 1.0]]
     assert whole.sum().item() == 4
     with pytest.raises(md.InvalidValueError, match=r"numpy\(\) of a masked tensor of shape \(4, 6\)"):
-        some_tensor((4, 6)).to_sparse().numpy()
+        some_tensor().to_sparse().numpy()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_pattern_moves_with_its_values(layout):
-    moved = stored(some_tensor((4, 6)), layout).to("meta")
-    assert moved.storage_layout is layout
+@pytest.mark.parametrize("storage", BY_NAME)
+def test_a_pattern_moves_with_its_values(storage):
+    moved = STORAGES[storage](some_tensor()).to("meta")
+    assert moved.storage_layout is BY_NAME[storage]
     assert {moved.device, moved._pattern.device} == {torch.device("meta")}
 
 
@@ -173,7 +124,7 @@ def test_a_pattern_moves_with_its_values(layout):
     ],
 )
 def test_forward_mode_is_that_of_dense_storage(layout, function):
-    x, tangent = some_tensor((4, 6)).to(torch.float64), some_tensor((4, 6)).to(torch.float64)
+    x, tangent = some_tensor(), some_tensor()
     tangents = []
     for stored in (torch.strided, layout):
         with forward_ad.dual_level():
@@ -193,9 +144,6 @@ def test_records_count_over_dimensions_as_torch_means_them() -> None:
                 for keepdim in (False, True):
                     got = record.count(dim, keepdim)
                     assert torch.equal(got, valid.sum(dim, keepdim=keepdim)), (dim, keepdim)
-
-
-# ----------------------------------------------------------------------------------------- a layout of somebody's own
 
 
 # ---------------------------------------------------------------------------------------------------- the built-in ones
@@ -237,20 +185,20 @@ def test_there_and_back(shape: tuple[int, ...]) -> None:
     x = numbers(shape).requires_grad_()
     stored = x.to_layout(NUMBERED)
     assert stored.nnz == int(x.count())
-    alike(stored, x)
+    same(stored, x)
     others = [torch.sparse_coo, *([torch.sparse_csr, torch.sparse_csc] if len(shape) > 1 else [])]
     for layout in others:
-        alike(stored.to_layout(layout), x)
-        alike(x.to_layout(layout).to_layout(NUMBERED), x)
+        same(stored.to_layout(layout), x)
+        same(x.to_layout(layout).to_layout(NUMBERED), x)
     (found,) = torch.autograd.grad(stored.square().sum(), x)
-    alike(found, x.detach() * 2)
+    same(found, x.detach() * 2)
 
 
 def test_rows_of_it() -> None:
     x = md.from_lengths(torch.randn(3, 4, 5), torch.tensor([4, 1, 2]))
     stored = x.to_layout(NUMBERED, sparse_dim=2)
     assert stored.nnz == 7
-    alike(torch.nn.functional.layer_norm(stored, (5,)), torch.nn.functional.layer_norm(x, (5,)))
+    same(torch.nn.functional.layer_norm(stored, (5,)), torch.nn.functional.layer_norm(x, (5,)))
 
 
 def test_a_file_names_it() -> None:
@@ -259,7 +207,7 @@ def test_a_file_names_it() -> None:
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
     assert loaded.storage_layout is NUMBERED
-    alike(loaded, numbers((4, 6)))
+    same(loaded, numbers((4, 6)))
 
 
 @dataclass(frozen=True)

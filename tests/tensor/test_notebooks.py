@@ -1,4 +1,7 @@
-"""_repr_html_: a self-contained part of a page, of bounded size, whose picture is the mask and nothing else."""
+"""_repr_html_: a self-contained part of a page, of bounded size, whose picture is the mask and nothing else; colours.
+
+What is invalid has one colour in everything that the library and its pages draw.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ import io
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
 from expecttest import assert_expected_inline as expect
 
 import masked_dispatch as md
+from masked_dispatch.tensor.printing import INVALID, INVALID_OVER_ANY_PAGE, VALID, red_green_blue
 from masked_dispatch.tensor.shown import squarest, validity_blocks
+from repository import ROOT
 from storages import LAYOUTS
 
 STORAGES = [torch.strided, *LAYOUTS, torch.jagged]
@@ -189,3 +195,41 @@ def test_what_has_no_memory_has_a_picture_too() -> None:
 def test_where_there_are_no_values_to_look_at() -> None:
     x = md.as_masked_tensor(torch.empty(2, 3, device="meta"))
     assert x._repr_html_() == f'<div><pre style="margin:4px 0;line-height:1.25">{html.escape(repr(x))}</pre></div>'
+
+
+# ------------------------------------------------------------------------------------------------------------ colours
+
+
+def test_over_white_the_transparent_grey_is_the_opaque_one() -> None:
+    grey, alpha = re.fullmatch(r"rgba\((\d+),\1,\1,(.*)\)", INVALID_OVER_ANY_PAGE).groups()  # type: ignore[union-attr]
+    over_white = int(grey) * float(alpha) + 255 * (1 - float(alpha))
+    assert red_green_blue(INVALID) == (round(over_white),) * 3
+
+
+def test_notebooks_and_traces_have_it(tmp_path: Path) -> None:
+    x = holey(0.0, 3)
+    assert f"background:{INVALID_OVER_ANY_PAGE};" in x._repr_html_()
+    with md.trace() as trace:
+        x.sum()
+    trace.to_html(tmp_path / "trace.html")
+    page = (tmp_path / "trace.html").read_text(encoding="utf-8")
+    assert f"--valid: {VALID}; --invalid: {INVALID_OVER_ANY_PAGE};" in page
+
+
+def test_cells_of_the_pages_pictures_have_it() -> None:
+    drawn = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs/pictures").glob("*.svg"))
+    assert f'fill="{INVALID}"' in drawn
+    assert "dasharray" not in drawn
+
+
+def test_nobody_draws_it_in_another() -> None:
+    """Colours by the name of invalid, bad or missing values are the constant's."""
+    others = {
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for folder in ("masked_dispatch", "examples", "benchmarks", "docs/extensions")
+        for path in Path(ROOT / folder).rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"(?i)\b(invalid|bad|missing|hidden)\w*[\"']?\s*[=:]\s*[\"'](#|rgb)", line)
+        and path.name != "printing.py"
+    }
+    assert not others

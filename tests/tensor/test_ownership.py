@@ -22,55 +22,17 @@ def invalid(*shape: int) -> md.MaskedTensor:
 # ------------------------------------------------------------------------------------- views and their bases
 
 
-VIEWS = {
-    "select": lambda x: x[0],
-    "slice": lambda x: x[:, 1:],
-    "transpose": lambda x: x.t(),
-    "permute": lambda x: x.permute(1, 0),
-    "unsqueeze": lambda x: x[None],
-    "squeeze": lambda x: x[None].squeeze(0),
-    "view": lambda x: x.view(3, 2),
-    "flatten": lambda x: x.view(-1),
-    "diagonal": lambda x: x.diagonal(),
-    "unbind": lambda x: x.unbind(0)[1],
-    "split": lambda x: x.split(2, dim=1)[0],
-    "chunk": lambda x: x.chunk(2, dim=0)[1],
-    "unfold": lambda x: x.unfold(1, 3, 1),
-    "as_strided": lambda x: x.as_strided((2, 2), (3, 1), 1),
-    "detach": lambda x: x.detach(),
-    "mT": lambda x: x.mT,
-    "movedim": lambda x: x.movedim(0, 1),
-    "narrow": lambda x: x.narrow(1, 0, 2),
-    "view of a view": lambda x: x.t()[1:],
-}
+# P6 asks each view by itself: writes through it, and to its base.
 
 
-@pytest.mark.parametrize("start", ["random mask", "no mask", "broadcast mask"])
-@pytest.mark.parametrize("name", VIEWS)
-def test_invalid_written_through_a_view_shows_in_its_base(name: str, start: str) -> None:
-    masks = {
-        "random mask": torch.tensor([[T, T, F], [T, F, T]]),
-        "no mask": None,
-        "broadcast mask": torch.tensor([[T], [F]]),
-    }
-    x = md.masked_tensor(torch.arange(6.0).view(2, 3), masks[start])
-    view = VIEWS[name](x)
-    places = VIEWS[name](torch.arange(6).view(2, 3)).flatten()
-    view.copy_(invalid(*view.shape))
-    expected = (
-        masks[start].expand(2, 3).flatten().clone() if masks[start] is not None else torch.ones(6, dtype=torch.bool)
-    )
-    expected[places] = False
-    assert x.get_mask().flatten().tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_valid_written_through_the_base_shows_in_its_view(name: str) -> None:
-    x = ragged()
-    view = VIEWS[name](x)
+def test_writes_through_a_view_of_a_view_show_in_its_base() -> None:
+    x = md.masked_tensor(torch.zeros(2, 3), torch.tensor([[T], [F]]))
+    view = x.t()[1:]
+    view.copy_(invalid(2, 2))
+    assert mask_of(x) == [[T, F, F], [F, F, F]]
     x.fill_(7.0)
-    assert view.get_mask().all()
-    assert (view.get_data() == 7).all()
+    assert mask_of(view) == [[T, T], [T, T]]
+    assert view.tolist() == [[7, 7], [7, 7]]
 
 
 def test_a_view_is_a_view_to_autograd() -> None:
@@ -292,18 +254,6 @@ def test_an_inplace_result_of_another_shape_or_dtype_is_refused_unchanged() -> N
     with pytest.raises(RuntimeError, match="can't be cast to the desired output type"):
         counts.mul_(0.5)
     assert counts.to_tensor(-1).tolist() == [1, -1]
-
-
-def test_metadata_is_changed_in_place() -> None:
-    x = ragged()
-    x.t_()
-    assert x.shape == (3, 2)
-    assert mask_of(x) == [[T, T], [T, F], [F, T]]
-    x.unsqueeze_(0)
-    assert x.shape == (1, 3, 2)
-    x.squeeze_()
-    assert mask_of(x) == [[T, T], [T, F], [F, T]]
-    assert x.sum().item() == 13.0
 
 
 # -------------------------------------------------------------------------------- views of another dtype

@@ -46,6 +46,8 @@ NUMBERS: dict[str, Tensor] = {
     "one number": torch.tensor(2.5),
     "nothing": torch.empty(0, 3),
     "conjugate": torch.tensor([1.5 - 2j, 3 + 10j]).conj(),
+    "negative zero": torch.tensor([complex(1, -0.0), complex(-1, 0)]),
+    "negative infinity": torch.tensor([complex(1, float("-inf")), 1j], dtype=torch.complex128),
     "negative of an imaginary part": torch.tensor([1.5 - 2j, 3 + 10j]).conj().imag,
     "five dimensions": torch.arange(72).reshape(2, 3, 1, 3, 4),
 }
@@ -138,6 +140,22 @@ def test_stored_rows_and_permuted_views_print_as_dense_ones(
         stored_rows = view(of_rows(layout, whole))
         dense = view(of_rows(torch.strided, whole)) if layout is not torch.jagged else stored_rows.to_dense()
         assert body_of(repr(stored_rows)) == body_of(repr(dense))
+
+
+def test_an_invalid_complex_number_is_as_wide_as_the_others() -> None:
+    x = md.masked_tensor(torch.tensor([[1 - 2j, 3j], [3j, 1 - 2j]]), torch.tensor([[1, 0], [0, 1]]))
+    assert repr(x).startswith("masked_tensor([[1.-2.j,     --],\n               [    --, 1.-2.j]]")
+    assert repr(x.conj()).startswith("masked_tensor([[1.+2.j,     --],\n")
+
+
+@pytest.mark.parametrize(
+    "dtype, layout", zip(cycle([torch.float8_e5m2, torch.bfloat16]), [*LAYOUTS, torch.jagged], strict=False), ids=str
+)
+def test_narrow_floats_print(dtype: torch.dtype, layout: torch.layout) -> None:
+    data = torch.tensor([[1.0, 2.5], [4.0, 0.0]]).to(dtype)
+    hole = "  " if layout is torch.jagged else "--"  # (a packed batch stores what is there)
+    x = stored(md.masked_tensor(data, torch.tensor([[1, 1], [0, 1]])), layout)
+    assert body_of(repr(x)) == f"[[1.0000, 2.5000],\n               [    {hole}, 0.0000]]"
 
 
 def test_columns_are_as_wide_as_two_dashes() -> None:

@@ -4,6 +4,7 @@ fix.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -48,54 +49,6 @@ def test_padding_does_not_leak_into_batch_statistics() -> None:
     torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * alone.var(0))
 
 
-# ------------------------------------------------------------------------------------ silent errors of torch.masked
-
-
-def test_imputing_with_where() -> None:
-    x = masked(X)
-    y = torch.where(x.get_mask(), x, 0.0)
-    assert y.get_mask().all()
-    assert y.to_tensor(-1).tolist() == [[1, 2, 0], [4, 0, 6]]
-
-
-# ----------------------------------------------------------------------------------------- what could not be done
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam"])
-@pytest.mark.parametrize("foreach", [False, True])
-def test_stock_optimizers_train_a_linear_layer_on_masked_data(name: str, foreach: bool) -> None:
-    torch.manual_seed(0)
-    layer = nn.Linear(3, 1)
-    optimizer = getattr(torch.optim, name)(layer.parameters(), lr=0.05, foreach=foreach)
-    x = masked([[1.0, 2.0, None], [4.0, None, 6.0], [None, 1.0, 1.0], [None, None, None]])
-    target = masked([[1.0], [2.0], [None], [3.0]])
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = F.mse_loss(layer(x), target)
-        loss.backward()
-        assert type(layer.weight.grad) is Tensor
-        nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
-@pytest.mark.parametrize("foreach", [False, True])
-def test_stock_optimizers_train_a_masked_parameter(name: str, foreach: bool) -> None:
-    parameter = nn.Parameter(masked(X))
-    before = parameter.detach().clone()
-    optimizer = getattr(torch.optim, name)([parameter], lr=0.1, foreach=foreach)
-    for _ in range(3):
-        optimizer.zero_grad()
-        (parameter * parameter).sum().backward()
-        assert md.is_masked_tensor(parameter.grad)
-        optimizer.step()
-    assert parameter.get_mask().tolist() == before.get_mask().tolist()
-    assert (parameter.abs() < before.abs()).to_tensor(True).all()
-
-
 def test_module_moves_and_state_dicts() -> None:
     module = nn.Module()
     module.p = nn.Parameter(masked(X))
@@ -117,8 +70,6 @@ def test_module_moves_and_state_dicts() -> None:
 
 
 def test_deepcopy_of_a_wrapper_without_an_address() -> None:
-    import copy
-
     x = nn.Parameter(masked(X))
     x.grad = masked(X)
     y = copy.deepcopy(x)
@@ -219,8 +170,8 @@ def test_integers_plus_a_fraction_of_a_sparse_product() -> None:
     x = md.masked_tensor(torch.full((3, 4), 2), torch.eye(3, 4) > 0)
     bias, other = torch.full((3, 5), 7), torch.ones(4, 5, dtype=torch.int64)
     dense, stored = (torch.addmm(bias, m, other, beta=0.2, alpha=1.6) for m in (x, x.to_sparse_csr()))
-    assert dense.dtype is stored.dtype is torch.int64
-    assert torch.equal(dense.to_tensor(-1), stored.to_tensor(-1))
+    assert dense.dtype is torch.int64
+    md.testing.assert_close(stored, dense, rtol=0, atol=0)
 
 
 STORAGES = [torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.jagged]
@@ -251,19 +202,21 @@ def test_training_on_what_was_evaluated_in_inference_mode(layout, function):
     assert torch.equal(w.grad, expected)
 
 
-@pytest.mark.parametrize("layout", [torch.strided, torch.sparse_csr], ids=str)
+VIEWS = [
+    lambda x: x[0],
+    lambda x: x.flatten(),
+    lambda x: x.mT,
+    lambda x: x.unsqueeze(0),
+    lambda x: x.split(1)[0],
+    lambda x: next(iter(x)),
+    lambda x: x.detach(),
+    lambda x: x.expand(2, 2, 3),
+    lambda x: x.as_strided((2,), (3,)),
+]
+
+
 @pytest.mark.parametrize(
-    "view",
-    [
-        lambda x: x[0],
-        lambda x: x.flatten(),
-        lambda x: x.mT,
-        lambda x: x.unsqueeze(0),
-        lambda x: x.split(1)[0],
-        lambda x: next(iter(x)),
-        lambda x: x.detach(),
-        lambda x: x.expand(2, 2, 3),
-    ],
+    ("view", "layout"), [*((view, torch.strided) for view in VIEWS), *((view, torch.sparse_csr) for view in VIEWS[:-1])]
 )
 def test_views_in_inference_mode_of_what_was_made_outside(view, layout):
     x = masked(X).to_layout(layout)
@@ -271,11 +224,3 @@ def test_views_in_inference_mode_of_what_was_made_outside(view, layout):
         found = view(x)
         assert torch.equal(found.to_tensor(0), view(masked(X)).to_tensor(0))
         assert layout is not torch.strided or not found.is_inference()  # as torch has it, of what was made outside
-
-
-def test_as_strided_in_inference_mode_of_what_was_made_outside():
-    x = masked(X)
-    with torch.inference_mode():
-        found = x.as_strided((2,), (3,))
-        assert not found.is_inference()
-        assert torch.equal(found.to_tensor(0), x[:, 0].to_tensor(0))

@@ -7,6 +7,7 @@ import inspect
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -270,6 +271,10 @@ def stating(known: tuple[Any, ...], there: list[int], *counted: bool) -> Wrong:
     return extent(lambda *_: (False, ((("samples",), of_time, None),), places.clone()))
 
 
+validity, values, layout, sizes, pieces, block, order = (
+    partial(changed, part) for part in ("validity", "values", "layout", "sizes", "pieces", "block", "order")
+)
+
 WRONG: dict[str, tuple[Wrong, str, str]] = {
     "a number for an extent": (changed("extent", lambda _: 5), "its extent is its mask: None", "padded"),
     "an extent of nothing": (changed("extent", lambda _: ()), "and of its 0 factors is known: None", "padded"),
@@ -324,37 +329,25 @@ WRONG: dict[str, tuple[Wrong, str, str]] = {
         "samples begin at index 0 of dimension 1",
         "padded",
     ),
-    "validity of bool": (
-        changed("validity", lambda v: v.bool()),
-        "its validity has dtype torch.bool, not int8",
-        "dense",
-    ),
-    "validity of float": (changed("validity", lambda v: v.float()), "its validity has dtype torch.float32", "coo"),
-    "validity 7": (
-        changed("validity", lambda v: v * 7),
-        "its validity runs from 0 to 7, and only 0 and 1 are allowed",
-        "hybrid",
-    ),
-    "validity -3": (changed("validity", lambda v: v * -3), "its validity runs from -3 to 0", "csr"),
-    "validity of text": (changed("validity", lambda v: "abc"), "the type of its validity is str", "csc"),
+    "validity of bool": (validity(lambda v: v.bool()), "its validity has dtype torch.bool, not int8", "dense"),
+    "validity of float": (validity(lambda v: v.float()), "its validity has dtype torch.float32", "coo"),
+    "validity 7": (validity(lambda v: v * 7), "its validity runs from 0 to 7, and only 0 and 1 are allowed", "hybrid"),
+    "validity -3": (validity(lambda v: v * -3), "its validity runs from -3 to 0", "csr"),
+    "validity of text": (validity(lambda v: "abc"), "the type of its validity is str", "csc"),
     "validity too short": (
-        changed("validity", lambda v: v[:-1]),
+        validity(lambda v: v[:-1]),
         r"its validity has shape \(\d+.*, which does not fit",
         "dense bsr",
     ),
     "validity of more dimensions": (
-        changed("validity", lambda v: v[None]),
+        validity(lambda v: v[None]),
         r"its validity has shape \(1, .*does not fit",
         "dense bsc",
     ),
-    "validity of fewer dimensions": (changed("validity", lambda v: v[0]), "does not fit", "dense packed"),
-    "validity elsewhere": (
-        changed("validity", lambda v: v.to("meta")),
-        "its validity is on meta and its",
-        "dense heads",
-    ),
+    "validity of fewer dimensions": (validity(lambda v: v[0]), "does not fit", "dense packed"),
+    "validity elsewhere": (validity(lambda v: v.to("meta")), "its validity is on meta and its", "dense heads"),
     "sparse validity": (
-        changed("validity", lambda v: v.to_sparse()),
+        validity(lambda v: v.to_sparse()),
         "the layout of its validity is torch.sparse_coo, not torch.strided",
         "coo",
     ),
@@ -366,37 +359,25 @@ WRONG: dict[str, tuple[Wrong, str, str]] = {
         "requires_grad is set on its (data|values)",
         "dense bsr",
     ),
-    "too few values": (changed("values", lambda v: v[:-1]), "shape", "coo"),
-    "too many values": (changed("values", lambda v: torch.cat([v, v])), "shape", "hybrid"),
-    "a number for values": (changed("values", lambda v: v.sum()), "shape", "csr"),
-    "values of other blocks": (changed("values", lambda v: v[:, :1]), "shape", "bsc"),
-    "an attribute of torch for layout": (
-        changed("layout", lambda _: "torch.hub"),
-        "its layout is 'torch.hub', not one of",
-        "csc",
-    ),
-    "dense layout": (changed("layout", lambda _: "torch.strided"), "its layout is 'torch.strided'", "bsr"),
-    "a number for layout": (changed("layout", lambda _: 5), "its layout is 5", "bsc"),
-    "another number of pieces": (changed("pieces", lambda p: p[:-1]), "index tensor", "packed"),
-    "one piece too many": (changed("pieces", lambda p: (*p, p[0])), "index tensor", "heads"),
-    "a list of pieces": (changed("pieces", list), "index tensor", "coo"),
-    "pieces of text": (changed("pieces", lambda p: ("abc",) * len(p)), "the type of its indices is str", "hybrid"),
-    "negative sizes": (changed("sizes", lambda s: (-4, *s[1:])), r"the sizes of its sparse dimensions are \(-4", "csr"),
-    "sizes of float": (
-        changed("sizes", lambda s: tuple(map(float, s))),
-        "the sizes of its sparse dimensions are",
-        "csc",
-    ),
-    "a list of sizes": (changed("sizes", list), "the sizes of its sparse dimensions are", "bsr"),
-    "no sizes": (changed("sizes", lambda s: ()), "sparse dimensions, and its sizes are", "bsc packed"),
-    "sizes of one dimension more": (
-        changed("sizes", lambda s: (3, *s)),
-        "indices|lines|sizes",
-        "coo csr csc bsr bsc heads",
-    ),
-    "sizes too small": (changed("sizes", lambda s: tuple(1 for _ in s)), "indices|divide", "hybrid packed csc bsr"),
+    "too few values": (values(lambda v: v[:-1]), "shape", "coo"),
+    "too many values": (values(lambda v: torch.cat([v, v])), "shape", "hybrid"),
+    "a number for values": (values(lambda v: v.sum()), "shape", "csr"),
+    "values of other blocks": (values(lambda v: v[:, :1]), "shape", "bsc"),
+    "an attribute of torch for layout": (layout(lambda _: "torch.hub"), "its layout is 'torch.hub', not one of", "csc"),
+    "dense layout": (layout(lambda _: "torch.strided"), "its layout is 'torch.strided'", "bsr"),
+    "a number for layout": (layout(lambda _: 5), "its layout is 5", "bsc"),
+    "another number of pieces": (pieces(lambda p: p[:-1]), "index tensor", "packed"),
+    "one piece too many": (pieces(lambda p: (*p, p[0])), "index tensor", "heads"),
+    "a list of pieces": (pieces(list), "index tensor", "coo"),
+    "pieces of text": (pieces(lambda p: ("abc",) * len(p)), "the type of its indices is str", "hybrid"),
+    "negative sizes": (sizes(lambda s: (-4, *s[1:])), r"the sizes of its sparse dimensions are \(-4", "csr"),
+    "sizes of float": (sizes(lambda s: tuple(map(float, s))), "the sizes of its sparse dimensions are", "csc"),
+    "a list of sizes": (sizes(list), "the sizes of its sparse dimensions are", "bsr"),
+    "no sizes": (sizes(lambda s: ()), "sparse dimensions, and its sizes are", "bsc packed"),
+    "sizes of one dimension more": (sizes(lambda s: (3, *s)), "indices|lines|sizes", "coo csr csc bsr bsc heads"),
+    "sizes too small": (sizes(lambda s: tuple(1 for _ in s)), "indices|divide", "hybrid packed csc bsr"),
     "two million lines": (
-        changed("sizes", lambda s: (*s[:-2], 2_000_000, 2_000_000)),
+        sizes(lambda s: (*s[:-2], 2_000_000, 2_000_000)),
         r"\w+_indices have \d+ entries for each matrix, and \d+ (block )?(rows|columns) need",
         "packed csc bsr bsc",
     ),
@@ -424,18 +405,14 @@ WRONG: dict[str, tuple[Wrong, str, str]] = {
     "lines below zero": (piece(0, put(1, -5)), "indices descend from 0 to -5", "bsr"),
     "a line too few": (piece(0, lambda p: p[1:]), "entries for each matrix, and", "packed csc bsr bsc"),
     "no lines": (piece(0, lambda p: p[:0]), "indices have 0 entries", "heads csc bsr bsc"),
-    "blocks of no size": (changed("block", lambda _: (0, 2)), "its block size is", "bsr"),
-    "blocks that do not divide": (changed("block", lambda _: (3, 5)), "do not evenly divide a matrix of", "bsc"),
-    "blocks of text": (changed("block", lambda _: "ab"), "its block size is 'ab'", "bsr"),
-    "no blocks": (changed("block", lambda _: None), "its layout is .* and its block size None", "bsc"),
-    "blocks of what has none": (
-        changed("block", lambda _: (1, 1)),
-        r"its layout is .* and its block size \(1, 1\)",
-        "heads",
-    ),
-    "an order of too many": (changed("order", lambda _: (1, 0, 3, 2, 4)), "the order of its", "coo bsr"),
-    "an order with one twice": (changed("order", lambda _: (0, 0, 1)), "the order of its", "hybrid"),
-    "an order of text": (changed("order", lambda _: "abc"), "dimensions is 'abc'", "csr"),
+    "blocks of no size": (block(lambda _: (0, 2)), "its block size is", "bsr"),
+    "blocks that do not divide": (block(lambda _: (3, 5)), "do not evenly divide a matrix of", "bsc"),
+    "blocks of text": (block(lambda _: "ab"), "its block size is 'ab'", "bsr"),
+    "no blocks": (block(lambda _: None), "its layout is .* and its block size None", "bsc"),
+    "blocks of what has none": (block(lambda _: (1, 1)), r"its layout is .* and its block size \(1, 1\)", "heads"),
+    "an order of too many": (order(lambda _: (1, 0, 3, 2, 4)), "the order of its", "coo bsr"),
+    "an order with one twice": (order(lambda _: (0, 0, 1)), "the order of its", "hybrid"),
+    "an order of text": (order(lambda _: "abc"), "dimensions is 'abc'", "csr"),
     "text for a flag": (
         lambda p: {**p, "requires_grad": "abc"},
         "requires_grad is 'abc', not True or False",

@@ -187,9 +187,7 @@ META: dict[str, Callable[[Tensor, Tensor], object]] = {
 @pytest.mark.parametrize(
     "write, layout",
     zip(
-        META,
-        ["dense", "permuted", "coo", "dense", "csr", "hybrid", "csc", "packed", "bsr", "bsc", "coo"],
-        strict=True,
+        META, ["dense", "permuted", "coo", "dense", "csr", "hybrid", "csc", "packed", "bsr", "bsc", "coo"], strict=True
     ),
 )
 def test_what_lies_on_meta_is_not_written(write: str, layout: str) -> None:

@@ -131,10 +131,7 @@ def test_what_the_operator_does_not_serve_is_stored_densely():
     with md.densify("always"):
         md.testing.assert_close(compiled(x, mask), attend(x, mask).to_dense())
     torch.compiler.reset()
-    with (
-        md.densify("never"),
-        pytest.raises(md.MaskedSemanticsError, match="in a graph, attention of sequences"),
-    ):
+    with md.densify("never"), pytest.raises(md.MaskedSemanticsError, match="in a graph, attention of sequences"):
         compiled(x, mask)
 
 

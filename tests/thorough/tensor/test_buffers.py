@@ -18,7 +18,6 @@ import masked_dispatch as md
 from masked_dispatch import MaskedSemanticsError, MaskedTensor
 from storages import STORAGES
 
-NAN = float("nan")
 MASK = torch.tensor([[True, False, True, True], [True, False, False, True], [False, False, True, True]])
 
 
@@ -39,10 +38,13 @@ def forget_graphs() -> Iterator[None]:
     torch.compiler.reset()
 
 
+def matrix() -> MaskedTensor:
+    return md.masked_tensor(torch.where(MASK, torch.arange(1.0, 13.0).reshape(3, 4), torch.nan), MASK)
+
+
 @pytest.fixture(params=STORAGES)
 def x(request: pytest.FixtureRequest) -> MaskedTensor:
-    data = torch.arange(1.0, 13.0).reshape(3, 4)
-    return STORAGES[request.param](md.masked_tensor(torch.where(MASK, data, NAN), MASK))
+    return STORAGES[request.param](matrix())
 
 
 @pytest.fixture(params=MODES)
@@ -164,7 +166,7 @@ def filled_by_slices(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_a_buffer_filled_by_slices_keeps_the_mask(backend: str) -> None:
-    x = md.masked_tensor(torch.where(MASK, torch.arange(1.0, 13.0).reshape(3, 4), NAN), MASK)
+    x = matrix()
     run = filled_by_slices if backend == "eager" else torch.compile(filled_by_slices, backend=backend, fullgraph=True)
     empty, zeros, like = run(x)
     assert shown(empty) == ["--", 1, 1, "--", 5, 1, "--", "--", 1]
@@ -173,7 +175,7 @@ def test_a_buffer_filled_by_slices_keeps_the_mask(backend: str) -> None:
 
 
 def test_a_buffer_in_vmap() -> None:
-    x = md.masked_tensor(torch.where(MASK, torch.arange(1.0, 13.0).reshape(3, 4), NAN), MASK)
+    x = matrix()
 
     def one(row: Tensor) -> Tensor:
         made = row.new_empty(3)
@@ -184,7 +186,7 @@ def test_a_buffer_in_vmap() -> None:
 
 
 def test_gradients_through_a_buffer() -> None:
-    x = md.masked_tensor(torch.where(MASK, torch.arange(1.0, 13.0).reshape(3, 4), NAN), MASK, requires_grad=True)
+    x = matrix().requires_grad_()
     made = x.new_empty(2, 4)
     made[0] = x[0] * 2
     made.sum().backward()

@@ -14,42 +14,19 @@ from torch import Tensor
 import masked_dispatch as md
 from masked_dispatch.tensor.masked_tensor import rebuild, rebuild_family
 from masked_dispatch.tensor.sparse_tensor import rebuild_sparse_of
+from storages import MASK, STORAGES, F, T, state
 
-NAN = float("nan")
-T, F = True, False
-
-LAYOUTS: dict[str, Callable[[md.MaskedTensor], md.MaskedTensor]] = {
-    "dense": lambda x: x,
-    "view": lambda x: torch.cat([x, x])[:4],  # type: ignore[dict-item]
-    "coo": lambda x: x.to_sparse(),
-    "hybrid": lambda x: x.to_sparse(1),
-    "csr": lambda x: x.to_sparse_csr(),
-    "csc": lambda x: x.to_sparse_csc(),
-    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
-    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
-    "packed": lambda x: x.to_packed(),
-    "permuted": lambda x: x.to_sparse(1).t() * 1,  # type: ignore[dict-item]
-}
+LAYOUTS = {**STORAGES, "view": lambda x: torch.cat([x, x])[:4]}
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def sample(layout: str = "dense") -> md.MaskedTensor:
     """4 × 4 with NaN under its mask, stored so."""
-    mask = torch.tensor([[T, T, F, T], [T, F, T, T], [F, F, F, F], [T, T, T, T]])
-    data = torch.arange(16.0).reshape(4, 4)
-    if layout == "permuted":
-        data, mask = data.t().contiguous(), mask.t().contiguous()
-    return LAYOUTS[layout](md.masked_tensor(torch.where(mask, data, NAN), mask))
-
-
-def state(x: Tensor) -> tuple[list[object], list[object]]:
-    """Mask and valid values."""
-    assert isinstance(x, md.MaskedTensor)
-    return x.get_mask().tolist(), x.to_tensor(-1.0).tolist()
+    return LAYOUTS[layout](md.masked_tensor(torch.where(MASK, torch.arange(16.0).reshape(4, 4), torch.nan), MASK))
 
 
 def all_invalid(x: Tensor) -> md.MaskedTensor:
-    return md.masked_tensor(torch.full(x.shape, NAN), torch.zeros(x.shape, dtype=torch.bool))
+    return md.masked_tensor(torch.full(x.shape, torch.nan), torch.zeros(x.shape, dtype=torch.bool))
 
 
 # ---------------------------------------------------------------- mask_with, mask_like, as_masked_tensor(masked, mask)
@@ -89,23 +66,18 @@ def test_no_write_passes_between_a_tensor_and_what_got_another_mask(layout: str,
 
 
 @remasked
-def test_nor_through_data_that_the_caller_kept(remask: str) -> None:
-    data = torch.arange(16.0).reshape(4, 4)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_nor_through_data_that_the_caller_kept(remask: str, sparse: bool) -> None:
+    """Be it a plain tensor, or the values of a torch.sparse one."""
+    data = torch.arange(1.0, 17.0).reshape(4, 4)
+    data = data.to_sparse().coalesce() if sparse else data
+    memory = data.values() if sparse else data
     y = REMASKED[remask](md.as_masked_tensor(data))
     before = state(y)
-    data.fill_(5.0)
+    memory.fill_(5.0)
     assert state(y) == before
     y.fill_(6.0)
-    assert (data == 5).all()
-
-
-@remasked
-def test_nor_through_the_values_of_a_torch_sparse_tensor(remask: str) -> None:
-    data = torch.arange(1.0, 17.0).reshape(4, 4).to_sparse().coalesce()
-    y = REMASKED[remask](md.as_masked_tensor(data))
-    before = state(y)
-    data.values().fill_(5.0)
-    assert state(y) == before
+    assert (memory == 5).all()
 
 
 def test_mask_like_of_a_plain_tensor_is_a_copy() -> None:
@@ -206,7 +178,7 @@ def test_later_writes_to_a_callers_mask_do_not_show(door: str, kind: str) -> Non
 @doors
 def test_tensors_under_one_callers_mask_do_not_revive_each_others_elements(door: str, kind: str) -> None:
     mask = MASKS[kind]()
-    a, b = (DOORS[door](torch.full((4, 4), NAN), mask) for _ in range(2))
+    a, b = (DOORS[door](torch.full((4, 4), torch.nan), mask) for _ in range(2))
     a.fill_(0.0)
     assert a.get_mask().all()
     assert torch.equal(b.get_mask(), HALF)
@@ -284,6 +256,7 @@ def saved_and_loaded(x: object) -> object:
 
 
 COPIES: dict[str, Callable[[object], object]] = {"deepcopy": copy.deepcopy, "torch.save": saved_and_loaded}
+AGAIN = {**COPIES, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
 ALIASES: dict[str, Callable[[md.MaskedTensor], Tensor]] = {
     "row": lambda x: x[0],
     "column": lambda x: x[:, 1],
@@ -304,7 +277,7 @@ STARTS: dict[str, Callable[[], md.MaskedTensor]] = {
 
 
 def _written(x: md.MaskedTensor) -> md.MaskedTensor:
-    x[1, 1:] = md.masked_tensor(torch.full((3,), NAN), torch.zeros(3, dtype=torch.bool))
+    x[1, 1:] = md.masked_tensor(torch.full((3,), torch.nan), torch.zeros(3, dtype=torch.bool))
     return x
 
 
@@ -325,34 +298,27 @@ def test_copies_keep_aliases_with_their_validity(copied: str, alias: str, start:
     assert (state(pair[0]), state(pair[1])) == before
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_a_pickle_separates_what_torch_s_separates_and_nothing_is_half_shared(start: str) -> None:
-    x = STARTS[start]()
-    p, q = pickle.loads(pickle.dumps((x, x[0])))
-    before = state(p)
-    q.copy_(all_invalid(q))
-    assert state(p) == before
-    assert not q.get_mask().any()
-
-
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 @pytest.mark.parametrize("start", STARTS)
-def test_a_pickle_keeps_a_tensor_and_its_copy_together(start: str, protocol: int) -> None:
+def test_a_pickle_separates_what_torch_s_separates_and_keeps_a_copy_together(start: str, protocol: int) -> None:
     x = STARTS[start]()
-    p, q = pickle.loads(pickle.dumps((x, copy.copy(x)), protocol))
+    p, q, r = pickle.loads(pickle.dumps((x, copy.copy(x), x[0]), protocol))
+    before = state(p)
+    r.copy_(all_invalid(r))
+    assert state(p) == before
+    assert not r.get_mask().any()
     q.copy_(all_invalid(q))
     assert not p.get_mask().any()
     p.fill_(3.0)
     assert q.get_mask().all()
 
 
-@pytest.mark.parametrize("copied", [*COPIES, "pickle"])
+@pytest.mark.parametrize("copied", AGAIN)
 @layouts
 def test_copies_keep_what_shares_its_storage(copied: str, layout: str) -> None:
     """A detached tensor is one with what it was detached from, in every storage."""
     x = sample(layout)
-    again = COPIES[copied] if copied in COPIES else lambda t: pickle.loads(pickle.dumps(t))
-    p, q = again((x, x.detach()))  # type: ignore[misc]
+    p, q = AGAIN[copied]((x, x.detach()))  # type: ignore[misc]
     assert state(p) == state(q) == state(x)
     if copied == "pickle" and layout in ("dense", "view"):
         return  # torch's own pickle copies memory for each tensor
@@ -364,7 +330,7 @@ def test_copies_keep_what_shares_its_storage(copied: str, layout: str) -> None:
 def test_copies_of_one_tensor_are_independent_of_it(layout: str) -> None:
     x = sample(layout)
     before = state(x)
-    for again in (*COPIES.values(), lambda t: pickle.loads(pickle.dumps(t))):
+    for again in AGAIN.values():
         y = again(x)
         assert isinstance(y, md.MaskedTensor)
         assert state(y) == before
@@ -385,11 +351,10 @@ def test_modules_with_tied_and_sliced_parameters() -> None:
     assert not module.row.get_mask().all()
 
 
-@pytest.mark.parametrize("copied", [*COPIES, "pickle"])
+@pytest.mark.parametrize("copied", AGAIN)
 def test_a_view_of_another_dtype_is_copied_as_a_tensor_of_its_own(copied: str) -> None:
     x = md.masked_tensor(torch.zeros(2, 2, dtype=torch.complex64), torch.tensor([[T, F], [T, T]]))
-    again = COPIES[copied] if copied in COPIES else lambda t: pickle.loads(pickle.dumps(t))
-    p, q = again((x, torch.view_as_real(x)))  # type: ignore[misc]
+    p, q = AGAIN[copied]((x, torch.view_as_real(x)))  # type: ignore[misc]
     q.fill_(1.0)
     assert state(p) == state(x)
     assert q.get_mask().all()

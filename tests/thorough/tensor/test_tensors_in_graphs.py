@@ -76,11 +76,7 @@ def test_a_compiled_region_may_write_after_it_has_read() -> None:
 
 @pytest.mark.parametrize(
     "positions",
-    [
-        torch.argwhere,
-        torch.nonzero,
-        lambda x: torch.repeat_interleave(x.isnan().logical_not().long().reshape(-1)),
-    ],
+    [torch.argwhere, torch.nonzero, lambda x: torch.repeat_interleave(x.isnan().logical_not().long().reshape(-1))],
     ids=["argwhere", "nonzero", "repeat_interleave"],
 )
 def test_plain_results_whose_size_only_the_graph_knows_compile(positions):
