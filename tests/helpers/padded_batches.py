@@ -232,13 +232,13 @@ def twice(x: Tensor) -> Tensor:
     return torch.cat([x, x])
 
 
-def step_of_batch(module: nn.Module, batch: list[Tensor], rows: int) -> Step:
+def step_of_batch(module: nn.Module, batch: list[Tensor], rows: Sequence[int]) -> Step:
     module.zero_grad()
     batch = [x.detach().clone().requires_grad_() for x in batch]
     result = module(*batch)
-    results = [torch.cat(_rows_of(result, row)) for row in range(rows)]
+    results = [torch.cat(_rows_of(result, row)) for row in rows]
     weigh(results).backward()
-    of_inputs = [[elements_of(_gradient(x), row, like=x) for row in range(rows)] for x in batch]
+    of_inputs = [[elements_of(_gradient(x), row, like=x) for row in rows] for x in batch]
     return Step(results, of_inputs, _gradients(module))
 
 
@@ -279,7 +279,7 @@ def verdict(model: Model, side: str) -> str:
 
 
 def outcome(module: nn.Module, samples: list[list[Tensor]], side: str, apart: bool) -> str:
-    batch, rows = [padded_batch(each, side, apart) for each in samples], len(samples[0])
+    batch, rows = [padded_batch(each, side, apart) for each in samples], range(len(samples[0]))
     alone = step_of_loop(module, samples)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import masked_dispatch as md
+from comparison import same as alike
 from numbered_layout import NUMBERED
-from numbered_layout import same as alike
 from numbered_layout import some as numbers
 from op_registry.authoring import Layout, register_layout
 from op_registry.conformance.trials import Settings, run_operator

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from equal_extents import same
+from comparison import same_extents as same
 from masked_dispatch import MaskedSemanticsError, missing
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
