@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence as torch_pad_sequence
 
 import masked_dispatch as md
-from rows_to_pad import F, T, by_hand, rows_of
+from few_elements import F, T, rows_of
+from few_elements import padded_by_hand as by_hand
 
 MASK = torch.tensor([True, False, True])
 

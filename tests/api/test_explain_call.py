@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import masked_dispatch as md
-from explained_operands import stored, x
+from few_elements import even_numbers as x
+from few_elements import stored
 from masked_dispatch.densification import Densification, on_densify
 from op_registry.laws.inside import rules_inside_functions
 from op_registry.report.explain import law_of_file, words_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from data_of_producers import data
+from few_elements import random_numbers as data
 from op_registry.sparse import convert
 from storages import LAYOUTS
 

@@ -16,8 +16,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import masked_dispatch as md
+from comparison import same
+from few_elements import NAN, results
+from few_elements import ROWS as MASK
+from few_elements import data_of_rows as data
+from few_elements import masked_rows as masked
 from masked_dispatch.api import reductions
-from skipped_rows import MASK, NAN, data, masked, results, same
 
 # What reductions give for nothing; the others have no such value.
 IDENTITIES = {

@@ -15,7 +15,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 import masked_dispatch as md
-from masked_vectors import EITHER, FIRST, INF, NAN, SECOND, F, T, masked, shown
+from few_elements import EITHER, FIRST, INF, NAN, SECOND, F, T, shown
+from few_elements import vector as masked
 
 
 def test_what_one_lacks_the_other_has() -> None:

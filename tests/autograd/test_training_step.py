@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import masked_dispatch as md
+from few_elements import BIG, BIG_ROWS
 from masked_dispatch.dispatch import ladder, run_rule
-from masked_vectors import BIG, BIG_ROWS
 from op_registry.records import fill
 
 NAN = float("nan")

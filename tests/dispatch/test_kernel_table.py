@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch.library import Library
 
 import masked_dispatch as md
-from aten import aten_overloads
+from called_operators import aten_overloads
 from masked_dispatch.dispatch.kernel_table import Kernel, KernelTable, kernel_table
 from masked_dispatch.dispatch.ladder import WITHOUT_KERNEL
 from masked_dispatch.torch_internals import aten_names

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributions, nn
 from torch.nn import functional as F
 
-import equal_extents
+import comparison
 import masked_dispatch as md
 from masked_dispatch import interop, missing
 from masked_dispatch.interop import DOORS
@@ -288,10 +288,10 @@ def test_doors_say_which_positions_are_there_or_refuse(name: str) -> None:
     pytest.importorskip(DOORS[name][1])
     x = batch(samples(holes=False), "behind", "own")
     if name in SAYING:
-        equal_extents.same(SAYING[name](x), x)
+        comparison.same_extents(SAYING[name](x), x)
         if name in IN_FRONT:
             left = batch(samples(holes=False), "in front", "own")
-            equal_extents.same(SAYING[name](left), left)
+            comparison.same_extents(SAYING[name](left), left)
     elif name not in OF_ATTENTION:
         given: Any = {"x": x} if name == "to_tensordict" else x[..., 0] if name == "to_scipy_sparse" else x
         with pytest.raises(md.MaskedSemanticsError, match=r"positions are there.*ass x\.without_extent\(\)"):

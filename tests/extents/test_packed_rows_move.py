@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from equal_extents import same
+from comparison import same_extents as same
 from loops_over_samples import batch
 from masked_dispatch import MaskedSemanticsError
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import checkpoint
 
 import masked_dispatch as md
-from equal_extents import same
+from comparison import same_extents as same
 
 LENGTHS = torch.tensor([2, 4])
 OTHERS = torch.tensor([4, 1])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import masked_dispatch as md
-from equal_extents import same
+from comparison import same_extents as same
 from masked_dispatch import MaskedSemanticsError
 from masked_dispatch import functional as F
 

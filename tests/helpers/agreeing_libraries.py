@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -98,165 +99,110 @@ def sorted_by(a: Any, order: str, indices: bool = False) -> Any:
     return places if indices else a.take(places)
 
 
-def ramp(arange: Callable[[int], Any], column: Any) -> Any:
-    """Something to add so that no column is constant."""
-    return arange(len(column)) / 64
-
-
 def there(a: Any) -> int:
     return len(a) - a.null_count
 
 
 # ------------------------------------------------------------------------------------------------- where they coincide
 
-OF_ONE: dict[str, Same] = {
-    "count": Same(lambda x: x.count(), lambda a: a.count(), lambda s: s.count(), lambda a: pc.count(a)),
-    "sum": Same(lambda x: x.sum(), lambda a: a.sum(), lambda s: s.sum(min_count=1), lambda a: pc.sum(a)),
-    "sum, min_count=0": Same(
-        lambda x: md.sum(x, min_count=0), None, lambda s: s.sum(), lambda a: pc.sum(a, min_count=0)
-    ),
-    "sum, min_count=3": Same(
-        lambda x: md.sum(x, min_count=3), None, lambda s: s.sum(min_count=3), lambda a: pc.sum(a, min_count=3)
-    ),
-    "sum, skipna=False": Same(
-        lambda x: md.sum(x, skipna=False), None, lambda s: s.sum(skipna=False), lambda a: pc.sum(a, skip_nulls=False)
-    ),
-    "prod": Same(lambda x: x.prod(), lambda a: a.prod(), lambda s: s.prod(min_count=1), lambda a: pc.product(a)),
-    "prod, min_count=0": Same(
-        lambda x: md.prod(x, min_count=0), None, lambda s: s.prod(), lambda a: pc.product(a, min_count=0)
-    ),
-    "mean": Same(lambda x: x.mean(), lambda a: a.mean(), lambda s: s.mean(), lambda a: pc.mean(a)),
-    "mean, skipna=False": Same(
-        lambda x: md.mean(x, skipna=False), None, lambda s: s.mean(skipna=False), lambda a: pc.mean(a, skip_nulls=False)
-    ),
-    "mean, min_count=2": Same(lambda x: md.mean(x, min_count=2), None, None, lambda a: pc.mean(a, min_count=2)),
-    "var, correction=0": Same(
-        lambda x: x.var(correction=0), lambda a: a.var(), lambda s: s.var(ddof=0), lambda a: pc.variance(a, ddof=0)
-    ),
-    "var": Same(lambda x: x.var(), lambda a: a.var(ddof=1), lambda s: s.var(), lambda a: pc.variance(a, ddof=1), 2),
-    "std": Same(lambda x: x.std(), lambda a: a.std(ddof=1), lambda s: s.std(), lambda a: pc.stddev(a, ddof=1), 2),
-    "amin": Same(lambda x: x.amin(), lambda a: a.min(), lambda s: s.min(), lambda a: pc.min(a)),
-    "amax": Same(lambda x: x.amax(), lambda a: a.max(), lambda s: s.max(), lambda a: pc.max(a)),
-    "amin, skipna=False": Same(
-        lambda x: md.amin(x, skipna=False), None, lambda s: s.min(skipna=False), lambda a: pc.min(a, skip_nulls=False)
-    ),
-    "argmin": Same(
-        lambda x: x.argmin(), lambda a: a.argmin(), lambda s: s.argmin(), lambda a: pc.index(a, pc.min(a)), 1
-    ),
-    "argmax": Same(
-        lambda x: x.argmax(), lambda a: a.argmax(), lambda s: s.argmax(), lambda a: pc.index(a, pc.max(a)), 1
-    ),
-    "quantile(0.5)": Same(
-        lambda x: x.quantile(0.5), np.ma.median, lambda s: s.median(), lambda a: pc.quantile(a, 0.5)[0]
-    ),
-    "quantile(0.3)": Same(lambda x: x.quantile(0.3), None, lambda s: s.quantile(0.3), lambda a: pc.quantile(a, 0.3)[0]),
-    "quantile, lower": Same(
-        lambda x: x.quantile(0.3, interpolation="lower"),
-        None,
-        lambda s: s.quantile(0.3, interpolation="lower"),
-        lambda a: pc.quantile(a, 0.3, interpolation="lower")[0],
-    ),
-    "quantile, higher": Same(
-        lambda x: x.quantile(0.3, interpolation="higher"),
-        None,
-        lambda s: s.quantile(0.3, interpolation="higher"),
-        lambda a: pc.quantile(a, 0.3, interpolation="higher")[0],
-    ),
-    "quantile, midpoint": Same(
-        lambda x: x.quantile(0.3, interpolation="midpoint"),
-        None,
-        lambda s: s.quantile(0.3, interpolation="midpoint"),
-        lambda a: pc.quantile(a, 0.3, interpolation="midpoint")[0],
-    ),
-    "quantile, nearest": Same(
-        lambda x: x.quantile(0.3, interpolation="nearest"),
-        None,
-        lambda s: s.quantile(0.3, interpolation="nearest"),
-        lambda a: pc.quantile(a, 0.3, interpolation="nearest")[0],
-    ),
-    "median": Same(lambda x: x.median(), None, None, lambda a: pc.quantile(a, 0.5, interpolation="lower")[0]),
-    "mode": Same(lambda x: x.mode().values, None, lambda s: s.mode()[0], lambda a: pc.mode(a)[0]["mode"], 1),
-    "cumsum": Same(
-        lambda x: x.cumsum(0),
-        lambda a: a.cumsum(),
-        lambda s: s.cumsum(),
-        lambda a: pc.cumulative_sum(a, skip_nulls=True),
-    ),
-    "cumprod": Same(
-        lambda x: x.cumprod(0),
-        lambda a: a.cumprod(),
-        lambda s: s.cumprod(),
-        lambda a: pc.cumulative_prod(a, skip_nulls=True),
-    ),
-    "cummax": Same(
-        lambda x: x.cummax(0).values, None, lambda s: s.cummax(), lambda a: pc.cumulative_max(a, skip_nulls=True)
-    ),
-    "cummin": Same(
-        lambda x: x.cummin(0).values, None, lambda s: s.cummin(), lambda a: pc.cumulative_min(a, skip_nulls=True)
-    ),
-    "cumsum, skipna=False": Same(
-        lambda x: md.cumsum(x, 0, skipna=False), None, lambda s: s.cumsum(skipna=False), pc.cumulative_sum
-    ),
-    "cummax, skipna=False": Same(
-        lambda x: md.cummax(x, 0, skipna=False).values, None, lambda s: s.cummax(skipna=False), pc.cumulative_max
-    ),
-    "sort": Same(lambda x: x.sort().values, np.ma.sort, lambda s: s.sort_values(), lambda a: sorted_by(a, "ascending")),
-    "sort, descending": Same(
-        lambda x: x.sort(descending=True).values,
-        None,
-        lambda s: s.sort_values(ascending=False),
-        lambda a: sorted_by(a, "descending"),
-    ),
-    "argsort": Same(
-        lambda x: x.argsort(stable=True)[: int(x.count())],
-        lambda a: np.ma.argsort(a, kind="stable")[: a.count()],
-        lambda s: s.sort_values(kind="stable").index[: s.count()].to_numpy(),
-        lambda a: sorted_by(a, "ascending", indices=True)[: there(a)],
-    ),
-    "topk": Same(
-        lambda x: x.topk(2).values, None, lambda s: s.nlargest(2), lambda a: a.take(pc.top_k_unstable(a, 2)), 2
-    ),
-    "kthvalue": Same(lambda x: x.kthvalue(2).values, None, lambda s: s.nsmallest(2).iloc[1], None, 2),
-    "unique": Same(
-        lambda x: x.unique(),
-        lambda a: np.unique(a.compressed()),
-        lambda s: s.dropna().sort_values().unique(),
-        lambda a: pc.unique(a.drop_null()).sort(),
-    ),
-    "unique, how many": Same(
-        lambda x: len(x.unique()), None, lambda s: s.nunique(), lambda a: pc.count_distinct(a, mode="only_valid")
-    ),
-    "any": Same(lambda x: (x > 0).any(), lambda a: (a > 0).any(), None, lambda a: pc.any(pc.greater(a, 0))),
-    "any, min_count=0": Same(
-        lambda x: md.any(x > 0, min_count=0),
-        None,
-        lambda s: (s > 0).any(),
-        lambda a: pc.any(pc.greater(a, 0), min_count=0),
-    ),
-    "all": Same(lambda x: (x > 0).all(), lambda a: (a > 0).all(), None, lambda a: pc.all(pc.greater(a, 0))),
-    "all, min_count=0": Same(
-        lambda x: md.all(x > 0, min_count=0),
-        None,
-        lambda s: (s > 0).all(),
-        lambda a: pc.all(pc.greater(a, 0), min_count=0),
-    ),
-    "exp": Same(lambda x: x.exp(), np.ma.exp, np.exp, pc.exp),
-    "abs": Same(lambda x: x.abs(), abs, abs, pc.abs),
-    "to_tensor(fill)": Same(
-        lambda x: x.to_tensor(7.5), lambda a: a.filled(7.5), lambda s: s.fillna(7.5), lambda a: pc.fill_null(a, 7.5)
-    ),
-    "x[mask]": Same(lambda x: x[x.get_mask()], lambda a: a.compressed(), lambda s: s.dropna(), lambda a: a.drop_null()),
-    "x[condition]": Same(lambda x: x[x > 0], None, lambda s: s[s > 0], lambda a: a.filter(pc.greater(a, 0))),
-    "diff": Same(lambda x: x.diff(), np.ma.diff, lambda s: s.diff()[1:], lambda a: pc.pairwise_diff(a)[1:]),
-    "clamp": Same(lambda x: x.clamp(-1, 1), lambda a: a.clip(-1, 1), lambda s: s.clip(-1, 1)),
-    "flip": Same(lambda x: x.flip(0), lambda a: a[::-1], lambda s: s[::-1], lambda a: a[::-1]),
-    "cat": Same(
-        lambda x: torch.cat([x, x]),
-        lambda a: np.ma.concatenate([a, a]),
-        lambda s: pd.concat([s, s]),
-        lambda a: pa.concat_arrays([a, a]),
-    ),
-}
+# A function's name | here, of x | in numpy.ma, of a | in pandas, of s | in pyarrow, of a | `least`, if it is not 0.
+TABLE_OF_ONE = """
+count | x.count() | a.count() | s.count() | pc.count(a)
+sum | x.sum() | a.sum() | s.sum(min_count=1) | pc.sum(a)
+sum, min_count=0 | md.sum(x, min_count=0) | | s.sum() | pc.sum(a, min_count=0)
+sum, min_count=3 | md.sum(x, min_count=3) | | s.sum(min_count=3) | pc.sum(a, min_count=3)
+sum, skipna=False | md.sum(x, skipna=False) | | s.sum(skipna=False) | pc.sum(a, skip_nulls=False)
+prod | x.prod() | a.prod() | s.prod(min_count=1) | pc.product(a)
+prod, min_count=0 | md.prod(x, min_count=0) | | s.prod() | pc.product(a, min_count=0)
+mean | x.mean() | a.mean() | s.mean() | pc.mean(a)
+mean, skipna=False | md.mean(x, skipna=False) | | s.mean(skipna=False) | pc.mean(a, skip_nulls=False)
+mean, min_count=2 | md.mean(x, min_count=2) | | | pc.mean(a, min_count=2)
+var, correction=0 | x.var(correction=0) | a.var() | s.var(ddof=0) | pc.variance(a, ddof=0)
+var | x.var() | a.var(ddof=1) | s.var() | pc.variance(a, ddof=1) | 2
+std | x.std() | a.std(ddof=1) | s.std() | pc.stddev(a, ddof=1) | 2
+amin | x.amin() | a.min() | s.min() | pc.min(a)
+amax | x.amax() | a.max() | s.max() | pc.max(a)
+amin, skipna=False | md.amin(x, skipna=False) | | s.min(skipna=False) | pc.min(a, skip_nulls=False)
+argmin | x.argmin() | a.argmin() | s.argmin() | pc.index(a, pc.min(a)) | 1
+argmax | x.argmax() | a.argmax() | s.argmax() | pc.index(a, pc.max(a)) | 1
+quantile(0.5) | x.quantile(0.5) | np.ma.median(a) | s.median() | pc.quantile(a, 0.5)[0]
+quantile(0.3) | x.quantile(0.3) | | s.quantile(0.3) | pc.quantile(a, 0.3)[0]
+quantile, lower | by(x.quantile, "lower") | | by(s.quantile, "lower") | by(pc.quantile, "lower", a)[0]
+quantile, higher | by(x.quantile, "higher") | | by(s.quantile, "higher") | by(pc.quantile, "higher", a)[0]
+quantile, midpoint | by(x.quantile, "midpoint") | | by(s.quantile, "midpoint") | by(pc.quantile, "midpoint", a)[0]
+quantile, nearest | by(x.quantile, "nearest") | | by(s.quantile, "nearest") | by(pc.quantile, "nearest", a)[0]
+median | x.median() | | | pc.quantile(a, 0.5, interpolation="lower")[0]
+mode | x.mode().values | | s.mode()[0] | pc.mode(a)[0]["mode"] | 1
+cumsum | x.cumsum(0) | a.cumsum() | s.cumsum() | pc.cumulative_sum(a, skip_nulls=True)
+cumprod | x.cumprod(0) | a.cumprod() | s.cumprod() | pc.cumulative_prod(a, skip_nulls=True)
+cummax | x.cummax(0).values | | s.cummax() | pc.cumulative_max(a, skip_nulls=True)
+cummin | x.cummin(0).values | | s.cummin() | pc.cumulative_min(a, skip_nulls=True)
+cumsum, skipna=False | md.cumsum(x, 0, skipna=False) | | s.cumsum(skipna=False) | pc.cumulative_sum(a)
+cummax, skipna=False | md.cummax(x, 0, skipna=False).values | | s.cummax(skipna=False) | pc.cumulative_max(a)
+sort | x.sort().values | np.ma.sort(a) | s.sort_values() | sorted_by(a, "ascending")
+sort, descending | x.sort(descending=True).values | | s.sort_values(ascending=False) | sorted_by(a, "descending")
+argsort | x.argsort(stable=True)[: int(x.count())] | np.ma.argsort(a, kind="stable")[: a.count()]
+    | s.sort_values(kind="stable").index[: s.count()].to_numpy()
+    | sorted_by(a, "ascending", indices=True)[: there(a)]
+topk | x.topk(2).values | | s.nlargest(2) | a.take(pc.top_k_unstable(a, 2)) | 2
+kthvalue | x.kthvalue(2).values | | s.nsmallest(2).iloc[1] | | 2
+unique | x.unique() | np.unique(a.compressed()) | s.dropna().sort_values().unique() | pc.unique(a.drop_null()).sort()
+unique, how many | len(x.unique()) | | s.nunique() | pc.count_distinct(a, mode="only_valid")
+any | (x > 0).any() | (a > 0).any() | | pc.any(pc.greater(a, 0))
+any, min_count=0 | md.any(x > 0, min_count=0) | | (s > 0).any() | pc.any(pc.greater(a, 0), min_count=0)
+all | (x > 0).all() | (a > 0).all() | | pc.all(pc.greater(a, 0))
+all, min_count=0 | md.all(x > 0, min_count=0) | | (s > 0).all() | pc.all(pc.greater(a, 0), min_count=0)
+exp | x.exp() | np.ma.exp(a) | np.exp(s) | pc.exp(a)
+abs | x.abs() | abs(a) | abs(s) | pc.abs(a)
+to_tensor(fill) | x.to_tensor(7.5) | a.filled(7.5) | s.fillna(7.5) | pc.fill_null(a, 7.5)
+x[mask] | x[x.get_mask()] | a.compressed() | s.dropna() | a.drop_null()
+x[condition] | x[x > 0] | | s[s > 0] | a.filter(pc.greater(a, 0))
+diff | x.diff() | np.ma.diff(a) | s.diff()[1:] | pc.pairwise_diff(a)[1:]
+clamp | x.clamp(-1, 1) | a.clip(-1, 1) | s.clip(-1, 1)
+flip | x.flip(0) | a[::-1] | s[::-1] | a[::-1]
+cat | torch.cat([x, x]) | np.ma.concatenate([a, a]) | pd.concat([s, s]) | pa.concat_arrays([a, a])
+"""
+
+# The same of two columns: x and y, a and b, s and t.
+TABLE_OF_TWO = """
+add | x + y | np.ma.add(a, b) | s + t | pc.add(a, b)
+sub | x - y | np.ma.subtract(a, b) | s - t | pc.subtract(a, b)
+mul | x * y | np.ma.multiply(a, b) | s * t | pc.multiply(a, b)
+div, by what is never 0 | x / (y + 0.25) | a / (b + 0.25) | s / (t + 0.25) | pc.divide(a, pc.add(b, 0.25))
+eq | x == y | a == b | s == t | pc.equal(a, b)
+lt | x < y | a < b | s < t | pc.less(a, b)
+maximum | torch.maximum(x, y) | np.ma.maximum(a, b) | | pc.max_element_wise(a, b, skip_nulls=False)
+where | torch.where(x > 0, x, y) | np.ma.where(a > 0, a, b) | | pc.if_else(pc.greater(a, 0), a, b)
+logical_or | (x > 0).logical_or(y > 0) | np.ma.logical_or(a > 0, b > 0) | | pc.or_(pc.greater(a, 0), pc.greater(b, 0))
+logical_and | (x > 0).logical_and(y > 0) | np.ma.logical_and(a > 0, b > 0)
+    | | pc.and_(pc.greater(a, 0), pc.greater(b, 0))
+accumulate | md.accumulate(x, y) | | s.add(t, fill_value=0)
+cov | torch.cov(torch.stack([x, y]))[0, 1] | np.ma.cov(a, b)[0, 1] | s.cov(t) | | 2
+corrcoef | torch.corrcoef(torch.stack([x, y]) + ramp(x))[0, 1] | np.ma.corrcoef(a + ramp(a), b + ramp(b))[0, 1]
+    | (s + ramp(s)).corr(t + ramp(t)) | | 2
+dot | torch.dot(x, y) | np.ma.dot(a, b) | (s * t).sum(min_count=1) | pc.sum(pc.multiply(a, b))
+"""
+
+
+def by(quantile: Callable[..., Any], interpolation: str, *of: Any) -> Any:
+    return quantile(*of, 0.3, interpolation=interpolation)
+
+
+def ramp(column: Any) -> Any:
+    """Something to add so that no column is constant."""
+    return (torch if md.is_masked_tensor(column) else np).arange(len(column)) / 64
+
+
+def rows_of(table: str) -> dict[str, Same]:
+    """The rows of a table by name; a row goes on in lines that are indented."""
+
+    def row(ours: str, numpy: str = "", pandas: str = "", arrow: str = "", least: str = "0") -> Same:
+        cells = zip(("x, y", "a, b", "s, t", "a, b"), (ours, numpy, pandas, arrow), strict=True)
+        functions = [eval(f"lambda {names}=None: {cell}", globals()) if cell else None for names, cell in cells]
+        return Same(*functions, int(least))
+
+    rows = re.sub(r"\n +", " ", table.strip()).splitlines()
+    return {name: row(*cells) for name, *cells in ([*map(str.strip, line.split("|"))] for line in rows)}
 
 
 def rolling(name: str, least: int) -> Same:
@@ -269,60 +215,9 @@ def rolling(name: str, least: int) -> Same:
     )
 
 
-OF_ONE |= {f"rolling {n}, min_count={k}": rolling(n, k) for n in ("sum", "mean", "amin", "amax") for k in (1, 2, 3)}
-
-OF_TWO: dict[str, Same] = {
-    "add": Same(lambda x, y: x + y, np.ma.add, lambda s, t: s + t, pc.add),
-    "sub": Same(lambda x, y: x - y, np.ma.subtract, lambda s, t: s - t, pc.subtract),
-    "mul": Same(lambda x, y: x * y, np.ma.multiply, lambda s, t: s * t, pc.multiply),
-    "div": Same(  # by what is never 0
-        lambda x, y: x / (y + 0.25),
-        lambda a, b: a / (b + 0.25),
-        lambda s, t: s / (t + 0.25),
-        lambda a, b: pc.divide(a, pc.add(b, 0.25)),
-    ),
-    "eq": Same(lambda x, y: x == y, lambda a, b: a == b, lambda s, t: s == t, pc.equal),
-    "lt": Same(lambda x, y: x < y, lambda a, b: a < b, lambda s, t: s < t, pc.less),
-    "maximum": Same(torch.maximum, np.ma.maximum, None, lambda a, b: pc.max_element_wise(a, b, skip_nulls=False)),
-    "where": Same(
-        lambda x, y: torch.where(x > 0, x, y),
-        lambda a, b: np.ma.where(a > 0, a, b),
-        None,
-        lambda a, b: pc.if_else(pc.greater(a, 0), a, b),
-    ),
-    "logical_or": Same(
-        lambda x, y: (x > 0).logical_or(y > 0),
-        lambda a, b: np.ma.logical_or(a > 0, b > 0),
-        None,
-        lambda a, b: pc.or_(pc.greater(a, 0), pc.greater(b, 0)),
-    ),
-    "logical_and": Same(
-        lambda x, y: (x > 0).logical_and(y > 0),
-        lambda a, b: np.ma.logical_and(a > 0, b > 0),
-        None,
-        lambda a, b: pc.and_(pc.greater(a, 0), pc.greater(b, 0)),
-    ),
-    "accumulate": Same(
-        md.accumulate,
-        None,
-        lambda s, t: s.add(t, fill_value=0),
-        None,
-    ),
-    "cov": Same(
-        lambda x, y: torch.cov(torch.stack([x, y]))[0, 1],
-        lambda a, b: np.ma.cov(a, b)[0, 1],
-        lambda s, t: s.cov(t),
-        None,
-        2,
-    ),
-    "corrcoef": Same(
-        lambda x, y: torch.corrcoef(torch.stack([x, y]) + ramp(torch.arange, x))[0, 1],
-        lambda a, b: np.ma.corrcoef(a + ramp(np.arange, a), b + ramp(np.arange, b))[0, 1],
-        lambda s, t: (s + ramp(np.arange, s)).corr(t + ramp(np.arange, t)),
-        None,
-        2,
-    ),
-    "dot": Same(torch.dot, np.ma.dot, lambda s, t: (s * t).sum(min_count=1), lambda a, b: pc.sum(pc.multiply(a, b))),
+OF_TWO = rows_of(TABLE_OF_TWO)
+OF_ONE = rows_of(TABLE_OF_ONE) | {
+    f"rolling {n}, min_count={k}": rolling(n, k) for n in ("sum", "mean", "amin", "amax") for k in (1, 2, 3)
 }
 
 

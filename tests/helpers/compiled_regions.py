@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 import masked_dispatch as md
+from comparison import same as same
 
 NAN = float("nan")
 
@@ -41,20 +41,6 @@ def masked(*shape: int, requires_grad: bool = False, mask: Any = "random") -> md
     if mask is not None:
         data = torch.where(mask, data, NAN)
     return md.masked_tensor(data, mask, requires_grad=requires_grad)
-
-
-def same(actual: Any, expected: Any) -> None:
-    """Equal masks, close valid values, plain where plain is expected."""
-    if isinstance(expected, (tuple, list)):
-        for a, e in zip(actual, expected, strict=True):
-            same(a, e)
-    elif isinstance(expected, md.MaskedTensor):
-        assert isinstance(actual, md.MaskedTensor)
-        assert_close(actual.to_dense().get_mask(), expected.to_dense().get_mask())
-        assert_close(actual.to_tensor(0), expected.to_tensor(0), equal_nan=True)
-    else:
-        assert not isinstance(actual, md.MaskedTensor)
-        assert_close(actual, expected, equal_nan=True)
 
 
 def copies(arguments: Any) -> list[Any]:

@@ -1,8 +1,8 @@
 """Saved masked tensors with one byte changed: each is refused, or is a tensor that can be worked with.
 
-``python tests/helpers/corrupted_files.py SEED COUNT KIND...``, in a process of its own (changed_bytes.py), because what
-is to be found out is whether the process survives. Each change is printed before it is tried, and after the last one of
-a kind what came of all.
+``python tests/helpers/corrupted_files.py SEED COUNT KIND...`` is run in a process of its own by `change_bytes`, because
+what is to be found out is whether the process survives. Each change is printed before it is tried, and after the last
+one of a kind what came of all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import random
 import resource
+import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -24,23 +25,29 @@ LENGTHS = torch.tensor([6, 4, 1, 6])
 MEMORY = 16 << 30  # where a changed size asks for more, that is an error and not the machine's end
 
 
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "dense": lambda x: x,
+    "coo": lambda x: x.to_sparse(),
+    "hybrid": lambda x: x.to_sparse(1),
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x[..., 0].to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
+    "packed": lambda x: x.to_packed(),
+    "padded": lambda x: md.padded(x, there()),
+}
+
+
+def there() -> torch.Tensor:
+    return LENGTHS[:, None, None] > torch.arange(6)[:, None]
+
+
 def tensor(kind: str) -> Any:
     generator = torch.Generator().manual_seed(0)
     mask = torch.rand(4, 6, 2, generator=generator) < 0.4
     if kind == "padded":
-        mask &= LENGTHS[:, None, None] > torch.arange(6)[:, None]
-    x = md.masked_tensor(torch.randn(4, 6, 2, generator=generator), mask)
-    return {
-        "dense": lambda: x,
-        "coo": lambda: x.to_sparse(),
-        "hybrid": lambda: x.to_sparse(1),
-        "csr": lambda: x.to_sparse_csr(),
-        "csc": lambda: x[..., 0].to_sparse_csc(),
-        "bsr": lambda: x.to_sparse_bsr((2, 2)),
-        "bsc": lambda: x.to_sparse_bsc((2, 2)),
-        "packed": lambda: x.to_packed(),
-        "padded": lambda: md.padded(x, LENGTHS[:, None, None] > torch.arange(6)[:, None]),
-    }[kind]()
+        mask &= there()
+    return KINDS[kind](md.masked_tensor(torch.randn(4, 6, 2, generator=generator), mask))
 
 
 def saved(x: Any) -> bytes:
@@ -78,7 +85,7 @@ def runs(work: Callable[[Any], Any], x: Any) -> bool:
     return True
 
 
-def change_bytes(kind: str, seed: int, count: int) -> None:
+def try_changes(kind: str, seed: int, count: int) -> None:
     whole = saved(tensor(kind))
     assert outcome(whole) == "loaded"
     found: Counter[str] = Counter()
@@ -90,11 +97,23 @@ def change_bytes(kind: str, seed: int, count: int) -> None:
     print(f"all changes of {kind}: {dict(found)}", flush=True)
 
 
+def change_bytes(seed: int, count: int, *kinds: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, __file__, str(seed), str(count), *kinds]
+    return subprocess.run(command, capture_output=True, text=True, timeout=3600)
+
+
+def check_changes(kind: str, done: subprocess.CompletedProcess[str]) -> None:
+    """The process got as far as the last change of this kind, and ended well."""
+    assert done.returncode == 0, done.stdout[-300:] + done.stderr[-2000:]
+    (found,) = [line for line in done.stdout.splitlines() if line.startswith(f"all changes of {kind}: ")]
+    assert "'refused': " in found
+
+
 def main(seed: int, count: int, *kinds: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     warnings.simplefilter("ignore")
     for kind in kinds:
-        change_bytes(kind, seed, count)
+        try_changes(kind, seed, count)
 
 
 if __name__ == "__main__":

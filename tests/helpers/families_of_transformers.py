@@ -6,8 +6,9 @@ in float32 (the loss of a causal model, rotary angles), without dropout.
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -52,76 +53,50 @@ class Family(NamedTuple):
         return getattr(transformers, self.model)(config).double()
 
 
-FAMILIES = {
-    "BERT": Family("BertForMaskedLM", "BertConfig", ENCODER),
-    "RoBERTa": Family("RobertaForMaskedLM", "RobertaConfig", ENCODER),
-    "XLM-R": Family("XLMRobertaForMaskedLM", "XLMRobertaConfig", ENCODER),
-    "DistilBERT": Family(
-        "DistilBertForMaskedLM",
-        "DistilBertConfig",
-        {"vocab_size": WORDS, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "pad_token_id": 0}
-        | {"dropout": 0.0, "attention_dropout": 0.0},
-    ),
-    "ELECTRA": Family("ElectraForMaskedLM", "ElectraConfig", ENCODER | {"embedding_size": 16}),
-    "DeBERTa-v2": Family(
-        "DebertaV2ForMaskedLM",
-        "DebertaV2Config",
-        ENCODER | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8},
-    ),
-    "ModernBERT": Family(
-        "ModernBertForMaskedLM",
-        "ModernBertConfig",
-        SIZES
-        | {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
-        | {"local_attention": 4, "global_attn_every_n_layers": 2},
-    ),
-    "ALBERT": Family("AlbertForMaskedLM", "AlbertConfig", ENCODER | {"embedding_size": 16}),
-    "MPNet": Family("MPNetForMaskedLM", "MPNetConfig", ENCODER),
-    "ConvBERT": Family(
-        "ConvBertForMaskedLM",
-        "ConvBertConfig",
-        ENCODER | {"embedding_size": 16, "head_ratio": 1, "conv_kernel_size": 3},
-    ),
-    "GPT-2": Family(
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        {"vocab_size": WORDS, "n_positions": 40, "n_embd": 16, "n_layer": 2, "n_head": 2}
-        | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2},
-    ),
-    "GPT-NeoX": Family("GPTNeoXForCausalLM", "GPTNeoXConfig", SIZES | {"bos_token_id": 1, "eos_token_id": 2}),
-    "OPT": Family("OPTForCausalLM", "OPTConfig", SIZES | {"ffn_dim": 24, "word_embed_proj_dim": 16, "dropout": 0.0}),
-    "BLOOM": Family(
-        "BloomForCausalLM",
-        "BloomConfig",
-        {"vocab_size": WORDS, "hidden_size": 16, "n_layer": 2, "n_head": 2, "pad_token_id": 0}
-        | {"hidden_dropout": 0.0, "attention_dropout": 0.0},
-    ),
-    "Llama": Family("LlamaForCausalLM", "LlamaConfig", DECODER),
-    "Mistral": Family("MistralForCausalLM", "MistralConfig", DECODER | {"sliding_window": 3}),
-    "Qwen2": Family("Qwen2ForCausalLM", "Qwen2Config", DECODER),
-    "Gemma": Family("GemmaForCausalLM", "GemmaConfig", DECODER | {"head_dim": 8}),
-    "Phi": Family("PhiForCausalLM", "PhiConfig", DECODER),
-    "Mixtral": Family("MixtralForCausalLM", "MixtralConfig", EXPERTS | {"num_local_experts": 4}),
-    "Qwen2-MoE": Family(
-        "Qwen2MoeForCausalLM",
-        "Qwen2MoeConfig",
-        EXPERTS | {"num_experts": 4, "moe_intermediate_size": 12, "shared_expert_intermediate_size": 12},
-    ),
-    "OLMoE": Family("OlmoeForCausalLM", "OlmoeConfig", EXPERTS | {"num_experts": 4}),
-    "T5": Family(
-        "T5ForConditionalGeneration",
-        "T5Config",
-        {"vocab_size": WORDS, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-        | {"dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0},
-    ),
-    "BART": Family(
-        "BartForConditionalGeneration",
-        "BartConfig",
-        {"vocab_size": WORDS, "d_model": 16, "max_position_embeddings": 40, "dropout": 0.0, "pad_token_id": 0}
-        | {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 2), ("ffn_dim", 24))}
-        | {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 2},
-    ),
-}
+# Its name | the class that is asked, from whose name that of its configuration follows | what is configured.
+TABLE = """
+BERT | BertForMaskedLM | **ENCODER
+RoBERTa | RobertaForMaskedLM | **ENCODER
+XLM-R | XLMRobertaForMaskedLM | **ENCODER
+DistilBERT | DistilBertForMaskedLM | vocab_size=WORDS, dim=16, n_layers=2, n_heads=2, hidden_dim=24, pad_token_id=0,
+    dropout=0.0, attention_dropout=0.0
+ELECTRA | ElectraForMaskedLM | embedding_size=16, **ENCODER
+DeBERTa-v2 | DebertaV2ForMaskedLM | relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=8, **ENCODER
+ModernBERT | ModernBertForMaskedLM | bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, local_attention=4,
+    global_attn_every_n_layers=2, **SIZES
+ALBERT | AlbertForMaskedLM | embedding_size=16, **ENCODER
+MPNet | MPNetForMaskedLM | **ENCODER
+ConvBERT | ConvBertForMaskedLM | embedding_size=16, head_ratio=1, conv_kernel_size=3, **ENCODER
+GPT-2 | GPT2LMHeadModel | vocab_size=WORDS, n_positions=40, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.0,
+    embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2
+GPT-NeoX | GPTNeoXForCausalLM | bos_token_id=1, eos_token_id=2, **SIZES
+OPT | OPTForCausalLM | ffn_dim=24, word_embed_proj_dim=16, dropout=0.0, **SIZES
+BLOOM | BloomForCausalLM | vocab_size=WORDS, hidden_size=16, n_layer=2, n_head=2, pad_token_id=0, hidden_dropout=0.0,
+    attention_dropout=0.0
+Llama | LlamaForCausalLM | **DECODER
+Mistral | MistralForCausalLM | sliding_window=3, **DECODER
+Qwen2 | Qwen2ForCausalLM | **DECODER
+Gemma | GemmaForCausalLM | head_dim=8, **DECODER
+Phi | PhiForCausalLM | **DECODER
+Mixtral | MixtralForCausalLM | num_local_experts=4, **EXPERTS
+Qwen2-MoE | Qwen2MoeForCausalLM | num_experts=4, moe_intermediate_size=12, shared_expert_intermediate_size=12, **EXPERTS
+OLMoE | OlmoeForCausalLM | num_experts=4, **EXPERTS
+T5 | T5ForConditionalGeneration | vocab_size=WORDS, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2,
+    dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0
+BART | BartForConditionalGeneration | vocab_size=WORDS, d_model=16, max_position_embeddings=40, dropout=0.0,
+    pad_token_id=0, encoder_layers=2, encoder_ffn_dim=24, decoder_layers=2, decoder_ffn_dim=24,
+    encoder_attention_heads=2, decoder_attention_heads=2, decoder_start_token_id=2
+"""
+
+
+def families() -> Iterator[tuple[str, Family]]:
+    for row in re.sub(r"\n +", " ", TABLE.strip()).splitlines():
+        name, model, arguments = row.split(" | ")
+        config = re.split("For|LMHead", model)[0] + "Config"
+        yield name, Family(model, config, eval(f"dict({arguments})", globals()))
+
+
+FAMILIES = dict(families())
 
 
 def by_grouped_products(name: str) -> Any:

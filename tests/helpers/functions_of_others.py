@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd._functions import Resize
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.parallel import distributed as data_parallel
 from torch.utils.checkpoint import CheckpointFunction
@@ -22,6 +23,7 @@ T, F = True, False
 MASK = torch.tensor([[T, T, T, F], [T, F, F, F]])
 SPARSE = (torch.sparse_csr, torch.sparse_coo)
 STORAGES = (torch.strided, *SPARSE, torch.jagged)
+DENSE, NO_SPARSE = (torch.strided,), (torch.strided, torch.jagged)
 Function = Callable[[Tensor, Tensor], Any]
 
 
@@ -136,16 +138,12 @@ class Masking(torch.autograd.Function):
 
 
 BY_HAND = {
-    "step by step": Case(lambda x, w: Scan.apply(x * w), lambda x, w: (x * w).cumsum(1), (torch.strided, torch.jagged)),
+    "step by step": Case(lambda x, w: Scan.apply(x * w), lambda x, w: (x * w).cumsum(1), NO_SPARSE),
     "plain for a leaf": Case(lambda x, w: Triple.apply(x), lambda x, w: x * 3),
-    "two results": Case(
-        lambda x, w: TwoResults.apply(x, w), lambda x, w: (x * w, x * x), (torch.strided, torch.jagged)
-    ),
-    "two results in a graph": Case(
-        lambda x, w: WithoutJvp.apply(x, w), lambda x, w: (x * w, x * x), (torch.strided, torch.jagged)
-    ),
+    "two results": Case(lambda x, w: TwoResults.apply(x, w), lambda x, w: (x * w, x * x), NO_SPARSE),
+    "two results in a graph": Case(lambda x, w: WithoutJvp.apply(x, w), lambda x, w: (x * w, x * x), NO_SPARSE),
     "in place": Case(lambda x, w: InPlace.apply(x * w), lambda x, w: x * w * 2),
-    "vjp": Case(lambda x, w: ByVjp.apply(x, w), lambda x, w: x + w, (torch.strided, torch.jagged)),
+    "vjp": Case(lambda x, w: ByVjp.apply(x, w), lambda x, w: x + w, NO_SPARSE),
     "makes masked": Case(lambda x, w: Masking.apply(w) * x, lambda x, w: md.as_masked_tensor(w, MASK) * x),
     "nested": Case(lambda x, w: Triple.apply(Triple.apply(x)) * w, lambda x, w: x * 9 * w),
     "shared": Case(lambda x, w: Triple.apply(x) * x + x, lambda x, w: 3 * x * x + x),
@@ -177,148 +175,102 @@ CALLED = {
         lambda x, w: (x * 1, w * 1),
     ),
     "torch/_export/db/examples/autograd_function.py MyAutogradFunction": Case(
-        lambda x, w: _example().apply(x), lambda x, w: _with_one_more(x * 1), (torch.strided, torch.jagged)
+        lambda x, w: _example().apply(x), lambda x, w: _with_one_more(x * 1), NO_SPARSE
     ),
     "torch/autograd/_functions/tensor.py Resize": Case(
-        lambda x, w: _resize().apply(x, (4, 2)), lambda x, w: x.reshape(4, 2), (torch.strided,)
+        lambda x, w: Resize.apply(x, (4, 2)), lambda x, w: x.reshape(4, 2), DENSE
     ),
     "torch/_dynamo/_trace_wrapped_higher_order_op.py ModIndex": Case(
         lambda x, w: _mod_index().apply(x, [torch.tensor([1, 0])]),
         lambda x, w: x[torch.tensor([1, 0])],
-        (torch.strided,),
+        DENSE,
     ),
     "torch/ao/quantization/fx/_decomposed.py FakeQuantPerChannel": Case(
         lambda x, w: _quantized().apply(x, torch.ones(2), torch.zeros(2, dtype=torch.int32), 0, -1, 1),
         lambda x, w: x.clamp(-1, 1) - (x.clamp(-1, 1) - x.round().clamp(-1, 1)).detach(),
-        (torch.strided,),
+        DENSE,
     ),
 }
-CALLED |= {
-    f"torch/testing/_internal/autograd_function_db.py {name}": case
-    for name, case in {
-        "MulGenVmap": Case(
-            lambda x, w: _db().MulGenVmap.apply(x, w), lambda x, w: x * w, (torch.strided, torch.jagged)
-        ),
-        "SortGenVmap": Case(
-            lambda x, w: _db().SortGenVmap.apply(x, 0)[0], lambda x, w: x.sort(0).values, (torch.strided,)
-        ),
-        "TakeGenVmap": Case(
-            lambda x, w: _db().TakeGenVmap.apply(x, _INDEX, _INDEX, 1),
-            lambda x, w: x.gather(1, _INDEX),
-            (torch.strided,),
-        ),
-        "Select": Case(lambda x, w: _db().Select.apply(x, 1), lambda x, w: x[1], (torch.strided,)),
-        "SelectGenVmap": Case(lambda x, w: _db().SelectGenVmap.apply(x, 1), lambda x, w: x[1], (torch.strided,)),
-        "ScaleGradGenVmap": Case(
-            lambda x, w: _db().ScaleGradGenVmap.apply(x), lambda x, w: _scaled(x * 1, _db().ScaleGradGenVmap.scale)
-        ),
-        "ZeroGradientsGenVmap": Case(
-            lambda x, w: _db().ZeroGradientsGenVmap.apply(x, w), lambda x, w: (_scaled(x * 1, 0), _scaled(w * 1, 0))
-        ),
-        "ForwardHasDefaultArgs": Case(
-            lambda x, w: _db().ForwardHasDefaultArgs.apply(x, (1,)), lambda x, w: x[1], (torch.strided,)
-        ),
-    }.items()
+_DB = "torch/testing/_internal/autograd_function_db.py"
+_OF_DB = {
+    "MulGenVmap": Case(lambda x, w: _db().MulGenVmap.apply(x, w), lambda x, w: x * w, NO_SPARSE),
+    "SortGenVmap": Case(lambda x, w: _db().SortGenVmap.apply(x, 0)[0], lambda x, w: x.sort(0).values, DENSE),
+    "TakeGenVmap": Case(
+        lambda x, w: _db().TakeGenVmap.apply(x, _INDEX, _INDEX, 1), lambda x, w: x.gather(1, _INDEX), DENSE
+    ),
+    "Select": Case(lambda x, w: _db().Select.apply(x, 1), lambda x, w: x[1], DENSE),
+    "SelectGenVmap": Case(lambda x, w: _db().SelectGenVmap.apply(x, 1), lambda x, w: x[1], DENSE),
+    "ScaleGradGenVmap": Case(
+        lambda x, w: _db().ScaleGradGenVmap.apply(x), lambda x, w: _scaled(x * 1, _db().ScaleGradGenVmap.scale)
+    ),
+    "ZeroGradientsGenVmap": Case(
+        lambda x, w: _db().ZeroGradientsGenVmap.apply(x, w), lambda x, w: (_scaled(x * 1, 0), _scaled(w * 1, 0))
+    ),
+    "ForwardHasDefaultArgs": Case(lambda x, w: _db().ForwardHasDefaultArgs.apply(x, (1,)), lambda x, w: x[1], DENSE),
 }
+CALLED |= {f"{_DB} {name}": case for name, case in _OF_DB.items()}
 
-# Functions of torch that take no masked tensor on a CPU without other processes, and why.
-_PROCESSES = "its collective needs other processes: tests/thorough/distributed/test_public_collectives.py"
-_TAKEN_APART = "masked operands are taken apart, or refused, before it: masked_dispatch/dispatch/control_flow.py"
-_COMPILER = "compiled regions run as it, and what they call is traced with its own boundaries"
-_NUMPY = "it computes in NumPy, for which x.numpy() of a partly invalid tensor raises"
-_ACCELERATOR = "it computes on accelerators alone"
-_PER_SAMPLE = "it takes ExpandedWeight, torch's own wrapper of a parameter, alone"
-_OTHER_SUBCLASS = "it takes another subclass alone, in which a masked tensor never sits"
-NOT_CALLED = {
-    "torch/_dynamo/create_parameter_op.py TracableCreateParameter": "Dynamo calls it for parameters made in a graph",
-    "torch/_functorch/_aot_autograd/runtime_wrappers.py CompiledFunction": _COMPILER,
-    "torch/_functorch/_aot_autograd/runtime_wrappers.py CompiledFunctionBackward": _COMPILER,
-    "torch/_functorch/autograd_function.py ApplyTemplate": "every function in a graph is called as it",
-    **{
-        f"torch/_higher_order_ops/{name}": _TAKEN_APART
-        for name in (
-            "associative_scan.py AssociativeScanAutogradOp",
-            "base_hop.py BaseHOPFunction",
-            "cond.py CondAutogradOp",
-            "flex_attention.py FlexAttentionAutogradOp",
-            "invoke_leaf_function.py InvokeLeafFunctionAutogradOp",
-            "invoke_subgraph.py InvokeSubgraphAutogradOp",
-            "local_map.py LocalMapAutogradOp",
-            "map.py MapAutogradOp",
-            "scan.py ScanAutogradOp",
-            "while_loop.py WhileLoopAutogradOp",
-        )
-    },
-    "torch/_inductor/test_operators.py Realize": "its operator has no rule, and is refused",
-    "torch/_lobpcg.py LOBPCGAutogradFunction": "lobpcg has no meaning with holes, and is refused",
-    "torch/_prims_common/wrappers.py BackwardsNotSupported": "its backward raises",
-    "torch/_subclasses/complex_tensor/_core.py Complex": _OTHER_SUBCLASS,
-    "torch/_vendor/quack/rmsnorm.py RMSNormFunction": _ACCELERATOR,
-    "torch/autograd/_functions/tensor.py Type": "its backward asks for the type of its input, which is no dtype",
-    "torch/autograd/function.py Function": "the base of all",
-    "torch/autograd/function.py InplaceFunction": "a base",
-    "torch/autograd/function.py NestedIOFunction": "a base",
-    "torch/cuda/graphs.py Graphed": _ACCELERATOR,
-    "torch/xpu/graphs.py Graphed": _ACCELERATOR,
-    "torch/distributed/_local_tensor/__init__.py _LocalContiguous": _OTHER_SUBCLASS,
-    **{
-        f"torch/distributed/nn/functional.py {name}": _PROCESSES
-        for name in [
-            "_Broadcast",
-            "_Gather",
-            "_Scatter",
-            "_Reduce",
-            "_Reduce_Scatter",
-            "_AllGather",
-            "_AllGatherBase",
-            "_AlltoAll",
-            "_AlltoAllSingle",
-            "_AllReduce",
-        ]
-    },
-    "torch/distributed/tensor/_api.py _ToTorchTensor": _OTHER_SUBCLASS,
-    "torch/distributed/tensor/_api.py _FromTorchTensor": _OTHER_SUBCLASS,
-    "torch/distributed/tensor/_redistribute.py Redistribute": _OTHER_SUBCLASS,
-    "torch/distributed/tensor/_redistribute.py NestedRedistribute": _OTHER_SUBCLASS,
-    "torch/distributions/dirichlet.py _Dirichlet": "it draws: tests/interop/test_distributions.py",
-    **{
-        f"torch/masked/{name}": _OTHER_SUBCLASS
-        for name in (
-            "_ops.py Combine",
-            "maskedtensor/_ops_refs.py _MaskedContiguous",
-            "maskedtensor/_ops_refs.py _MaskedToDense",
-            "maskedtensor/_ops_refs.py _MaskedToSparse",
-            "maskedtensor/_ops_refs.py _MaskedToSparseCsr",
-            "maskedtensor/_ops_refs.py _MaskedWhere",
-            "maskedtensor/core.py GetData",
-            "maskedtensor/core.py Constructor",
-        )
-    },
-    "torch/nested/_internal/nested_tensor.py ViewBufferFromNested": _OTHER_SUBCLASS,
-    "torch/nested/_internal/nested_tensor.py ViewNestedFromBuffer": _OTHER_SUBCLASS,
-    "torch/nn/modules/_functions.py SyncBatchNorm": _ACCELERATOR,
-    "torch/nn/modules/_functions.py CrossMapLRN2d": "its sums are elementwise: a channel without a value gives none",
-    **{
-        f"torch/nn/parallel/_functions.py {name}": _ACCELERATOR
-        for name in ("Broadcast", "ReduceAddCoalesced", "Gather", "Scatter")
-    },
-    **{
-        f"torch/nn/utils/_expanded_weights/{kind.lower()}_expanded_weights.py {name}PerSampleGrad": _PER_SAMPLE
-        for kind, name in (
-            ("conv", "Conv"),
-            ("embedding", "Embedding"),
-            ("group_norm", "GroupNorm"),
-            ("instance_norm", "InstanceNorm"),
-            ("layer_norm", "LayerNorm"),
-            ("linear", "Linear"),
-        )
-    },
-    **{
-        f"torch/testing/_internal/autograd_function_db.py {name}": _NUMPY
-        for name in ("NumpyCube", "NumpyCubeNotComposable", "NumpyMul", "NumpyExp_", "NumpySort", "NumpyTake")
-    },
+# Functions of torch that take no masked tensor on a CPU without other processes, by the reason: file and names.
+_REASONS = {
+    "its collective needs other processes: tests/thorough/distributed/test_public_collectives.py": """
+        torch/distributed/nn/functional.py _Broadcast _Gather _Scatter _Reduce _Reduce_Scatter _AllGather _AllGatherBase
+        torch/distributed/nn/functional.py _AlltoAll _AlltoAllSingle _AllReduce""",
+    "masked operands are taken apart, or refused, before it: masked_dispatch/dispatch/control_flow.py": """
+        torch/_higher_order_ops/associative_scan.py AssociativeScanAutogradOp
+        torch/_higher_order_ops/base_hop.py BaseHOPFunction
+        torch/_higher_order_ops/cond.py CondAutogradOp
+        torch/_higher_order_ops/flex_attention.py FlexAttentionAutogradOp
+        torch/_higher_order_ops/invoke_leaf_function.py InvokeLeafFunctionAutogradOp
+        torch/_higher_order_ops/invoke_subgraph.py InvokeSubgraphAutogradOp
+        torch/_higher_order_ops/local_map.py LocalMapAutogradOp
+        torch/_higher_order_ops/map.py MapAutogradOp
+        torch/_higher_order_ops/scan.py ScanAutogradOp
+        torch/_higher_order_ops/while_loop.py WhileLoopAutogradOp""",
+    "compiled regions run as it, and what they call is traced with its own boundaries": """
+        torch/_functorch/_aot_autograd/runtime_wrappers.py CompiledFunction CompiledFunctionBackward""",
+    "it computes in NumPy, for which x.numpy() of a partly invalid tensor raises": """
+        torch/testing/_internal/autograd_function_db.py NumpyCube NumpyCubeNotComposable NumpyMul NumpyExp_ NumpySort
+        torch/testing/_internal/autograd_function_db.py NumpyTake""",
+    "it computes on accelerators alone": """
+        torch/_vendor/quack/rmsnorm.py RMSNormFunction
+        torch/cuda/graphs.py Graphed
+        torch/xpu/graphs.py Graphed
+        torch/nn/modules/_functions.py SyncBatchNorm
+        torch/nn/parallel/_functions.py Broadcast ReduceAddCoalesced Gather Scatter""",
+    "it takes ExpandedWeight, torch's own wrapper of a parameter, alone": """
+        torch/nn/utils/_expanded_weights/conv_expanded_weights.py ConvPerSampleGrad
+        torch/nn/utils/_expanded_weights/embedding_expanded_weights.py EmbeddingPerSampleGrad
+        torch/nn/utils/_expanded_weights/group_norm_expanded_weights.py GroupNormPerSampleGrad
+        torch/nn/utils/_expanded_weights/instance_norm_expanded_weights.py InstanceNormPerSampleGrad
+        torch/nn/utils/_expanded_weights/layer_norm_expanded_weights.py LayerNormPerSampleGrad
+        torch/nn/utils/_expanded_weights/linear_expanded_weights.py LinearPerSampleGrad""",
+    "it takes another subclass alone, in which a masked tensor never sits": """
+        torch/_subclasses/complex_tensor/_core.py Complex
+        torch/distributed/_local_tensor/__init__.py _LocalContiguous
+        torch/distributed/tensor/_api.py _ToTorchTensor _FromTorchTensor
+        torch/distributed/tensor/_redistribute.py Redistribute NestedRedistribute
+        torch/masked/_ops.py Combine
+        torch/masked/maskedtensor/_ops_refs.py _MaskedContiguous _MaskedToDense _MaskedToSparse _MaskedToSparseCsr
+        torch/masked/maskedtensor/_ops_refs.py _MaskedWhere
+        torch/masked/maskedtensor/core.py GetData Constructor
+        torch/nested/_internal/nested_tensor.py ViewBufferFromNested ViewNestedFromBuffer""",
+    "it is a base of others": "torch/autograd/function.py Function InplaceFunction NestedIOFunction",
+    "Dynamo calls it for parameters made in a graph": "torch/_dynamo/create_parameter_op.py TracableCreateParameter",
+    "every function in a graph is called as it": "torch/_functorch/autograd_function.py ApplyTemplate",
+    "its operator has no rule, and is refused": "torch/_inductor/test_operators.py Realize",
+    "lobpcg has no meaning with holes, and is refused": "torch/_lobpcg.py LOBPCGAutogradFunction",
+    "its backward raises": "torch/_prims_common/wrappers.py BackwardsNotSupported",
+    "its backward asks for the type of its input, which is no dtype": "torch/autograd/_functions/tensor.py Type",
+    "it draws: tests/interop/test_distributions.py": "torch/distributions/dirichlet.py _Dirichlet",
+    "its sums are elementwise: a channel without a value gives none": "torch/nn/modules/_functions.py CrossMapLRN2d",
+    "its backward is no derivative (6 * dinput)": "torch/testing/_internal/autograd_function_db.py CubeGenVmap",
 }
-NOT_CALLED["torch/testing/_internal/autograd_function_db.py CubeGenVmap"] = "its backward is no derivative (6 * dinput)"
+NOT_CALLED = {
+    f"{path} {name}": reason
+    for reason, lines in _REASONS.items()
+    for path, *names in map(str.split, lines.strip().splitlines())
+    for name in names
+}
 _BASES = {"Function", "autograd.Function", "torch.autograd.Function", "_SingleLevelFunction"}
 
 
@@ -353,12 +305,6 @@ def _example() -> Any:
     from torch._export.db.examples import autograd_function
 
     return autograd_function.MyAutogradFunction
-
-
-def _resize() -> Any:
-    from torch.autograd._functions import Resize
-
-    return Resize
 
 
 def _mod_index() -> Any:
@@ -442,18 +388,8 @@ if " RegisterPreBackwardFunction(" in (Path(torch.__file__).parent.parent / BEFO
     CALLED[BEFORE_BACKWARD] = Case(
         lambda x, w: _sharding()._fsdp_state.RegisterPreBackwardFunction.apply(_WITHOUT_A_GROUP, x),
         lambda x, w: x * 1,
-        (torch.strided,),
+        DENSE,
     )
 CASES = {**BY_HAND, **CALLED}
 # Those of a jvp, which takes tangents of plain tensors.
-WITH_TANGENTS = {
-    "two results",
-    *CASES.keys() & {BEFORE_BACKWARD},
-    *(
-        f"torch/testing/_internal/autograd_function_db.py {name}"
-        for name in (
-            *("MulGenVmap", "SortGenVmap", "TakeGenVmap", "Select", "SelectGenVmap", "ScaleGradGenVmap"),
-            *("ZeroGradientsGenVmap", "ForwardHasDefaultArgs"),
-        )
-    ),
-}
+WITH_TANGENTS = {"two results", *(f"{_DB} {name}" for name in _OF_DB), *CASES.keys() & {BEFORE_BACKWARD}}

@@ -34,8 +34,3 @@ def some(shape: tuple[int, ...], valid: float = 0.4) -> md.MaskedTensor:
     generator = torch.Generator().manual_seed(3)
     data = torch.randn(shape, generator=generator, dtype=torch.float64)
     return md.masked_tensor(data, torch.rand(shape, generator=generator) < valid)
-
-
-def same(x: md.MaskedTensor, y: md.MaskedTensor) -> None:
-    assert torch.equal(x.get_mask(), y.get_mask())
-    torch.testing.assert_close(x.to_tensor(0), y.to_tensor(0))

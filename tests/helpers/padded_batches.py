@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
+import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -89,6 +93,52 @@ class Of(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return self.run(self, *inputs)
+
+
+def models_of(table: str, names: Mapping[str, Any]) -> list[Model]:
+    """A model for each row of a table: where it is from | how it is made | how it is asked | its name.
+
+    A row goes on in lines that are indented. How it is made is Python with `names` and what is in the module that it is
+    from. How it is asked are arguments of `Model`, and `run`, which says what is done with what was made and the
+    inputs, if not made(*inputs).
+    """
+    names = {"Of": Of, **names}
+
+    def model(path: str, made: str, asked: str = "", name: str = "") -> Model:
+        maker, how = made.partition("(")[0], eval(f"dict({asked})", names)
+        run = how.pop("run", None)
+
+        def build() -> nn.Module:
+            known = maker.partition(".")[0] in names
+            module = eval(made, names if known else {**names, maker: load(f"{path}:{maker}")})
+            return module if run is None else Of(lambda of, *inputs: run(of.made, *inputs), made=module)
+
+        return Model(name or maker, build, **how, library=path.partition(".")[0])
+
+    rows = re.sub(r"\n +", " ", table.strip()).splitlines()
+    return [model(*map(str.strip, row.split("|"))) for row in rows]
+
+
+def load(path: str) -> Any:
+    """What is at `package.module:name`."""
+    without_compiled_operators()
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@functools.cache
+def without_compiled_operators() -> None:
+    """Let torchvision and torchaudio be imported beside any build of torch: what is asked of them is plain Python.
+
+    The index has them compiled for one build of torch, another than the one for CPUs.
+    """
+    if importlib.util.find_spec("torchvision") is not None:
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
+    compiled: Any = ModuleType("torchaudio._extension")
+    compiled._IS_TORCHAUDIO_EXT_AVAILABLE = False
+    compiled.fail_if_no_align = lambda function: function
+    sys.modules.setdefault(compiled.__name__, compiled)
 
 
 # --------------------------------------------------------------------------------------------------- samples, batches
@@ -182,13 +232,13 @@ def twice(x: Tensor) -> Tensor:
     return torch.cat([x, x])
 
 
-def step_of_batch(module: nn.Module, batch: list[Tensor], rows: int) -> Step:
+def step_of_batch(module: nn.Module, batch: list[Tensor], rows: Sequence[int]) -> Step:
     module.zero_grad()
     batch = [x.detach().clone().requires_grad_() for x in batch]
     result = module(*batch)
-    results = [torch.cat(_rows_of(result, row)) for row in range(rows)]
+    results = [torch.cat(_rows_of(result, row)) for row in rows]
     weigh(results).backward()
-    of_inputs = [[elements_of(_gradient(x), row, like=x) for row in range(rows)] for x in batch]
+    of_inputs = [[elements_of(_gradient(x), row, like=x) for row in rows] for x in batch]
     return Step(results, of_inputs, _gradients(module))
 
 
@@ -229,7 +279,7 @@ def verdict(model: Model, side: str) -> str:
 
 
 def outcome(module: nn.Module, samples: list[list[Tensor]], side: str, apart: bool) -> str:
-    batch, rows = [padded_batch(each, side, apart) for each in samples], len(samples[0])
+    batch, rows = [padded_batch(each, side, apart) for each in samples], range(len(samples[0]))
     alone = step_of_loop(module, samples)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")

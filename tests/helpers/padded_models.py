@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import padded_library_models
-from padded_batches import SIDES, WIDTH, Model, Of, verdict
+from padded_batches import SIDES, WIDTH, Model, models_of, verdict
 
 
 def channels_first(x: Tensor) -> Tensor:
@@ -184,149 +184,97 @@ def heads_by_hand(m: Any, x: Tensor) -> Tensor:
     return m.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, WIDTH))
 
 
+# The layers that several have, with the width of a step.
+
+
 def conv(i: int, o: int, k: int, **options: Any) -> nn.Conv1d:
     return nn.Conv1d(i, o, k, **options)
+
+
+def conv2d(i: int, o: int, k: int, **options: Any) -> nn.Conv2d:
+    return nn.Conv2d(i, o, k, **options)
+
+
+def linear(i: int = WIDTH, o: int = WIDTH) -> nn.Linear:
+    return nn.Linear(i, o)
+
+
+def recurrent(kind: type[nn.RNNBase], **options: Any) -> nn.RNNBase:
+    return kind(WIDTH, 3, batch_first=True, **options)
 
 
 def attention() -> nn.MultiheadAttention:
     return nn.MultiheadAttention(WIDTH, 2, batch_first=True)
 
 
+def encoder(layers: int, **options: Any) -> nn.TransformerEncoder:
+    return nn.TransformerEncoder(encoder_layer(**options), layers, enable_nested_tensor=False)
+
+
 def encoder_layer(**options: Any) -> nn.TransformerEncoderLayer:
     return nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True, **options)
 
 
-def decoder_layer() -> nn.TransformerDecoderLayer:
-    return nn.TransformerDecoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True)
+def decoder() -> nn.TransformerDecoder:
+    return nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True), 1)
 
 
-def conv_net() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), nn.Conv2d(4, 2, 1)
-    )
+PAIR, IMAGE, QUERY = ("steps", "more steps"), ("image",), ("steps", "vector")
 
-
-MODELS = [
-    # torch's own
-    Model("TransformerEncoder", lambda: nn.TransformerEncoder(encoder_layer(), 2, enable_nested_tensor=False)),
-    Model(
-        "TransformerEncoder, norm first",
-        lambda: nn.TransformerEncoder(encoder_layer(norm_first=True), 1, enable_nested_tensor=False),
-    ),
-    Model("TransformerDecoder", lambda: nn.TransformerDecoder(decoder_layer(), 1), ("steps", "more steps")),
-    Model("self-attention", lambda: Of(lambda m, x: m.a(x, x, x, need_weights=False)[0], a=attention())),
-    Model("attention weights", lambda: Of(lambda m, x: m.a(x, x, x)[1], a=attention())),
-    Model("cross-attention", lambda: Of(lambda m, x, y: m.a(x, y, y)[0], a=attention()), ("steps", "more steps")),
-    Model("LSTM", lambda: Of(lambda m, x: m.r(x)[0], r=nn.LSTM(4, 3, batch_first=True))),
-    Model("LSTM, last state", lambda: Of(lambda m, x: m.r(x)[1][0][0], r=nn.LSTM(4, 3, batch_first=True))),
-    Model("GRU", lambda: Of(lambda m, x: m.r(x)[0], r=nn.GRU(4, 3, batch_first=True))),
-    Model("LSTM, both ways", lambda: Of(lambda m, x: m.r(x)[0], r=nn.LSTM(4, 3, batch_first=True, bidirectional=True))),
-    Model("Conv2d, BatchNorm2d, MaxPool2d", conv_net, ("image",)),
-    Model("GroupNorm", lambda: Of(lambda m, x: m.n(channels_first(x)), n=nn.GroupNorm(2, 4))),
-    Model(
-        "InstanceNorm1d", lambda: Of(lambda m, x: m.n(channels_first(x)), n=nn.InstanceNorm1d(4, affine=True)), least=2
-    ),
-    Model("AdaptiveAvgPool1d", lambda: Of(lambda m, x: m.p(channels_first(x)), p=nn.AdaptiveAvgPool1d(2))),
-    # written by hand
-    Model(
-        "TCN with chomp",
-        lambda: Of(chomped, first=conv(4, 4, 3, padding=2), second=conv(4, 4, 3, padding=4, dilation=2)),
-    ),
-    Model("mean and deviation", lambda: Of(lambda m, x: torch.cat([x.mean(1), x.var(1, correction=0)], -1))),
-    Model("attentive statistics", lambda: Of(attentive_statistics, hidden=conv(12, 4, 1), out=conv(4, 4, 1))),
-    Model("point cloud", lambda: Of(points, first=nn.Linear(4, 4), second=nn.Linear(8, 4))),
-    Model("edge network", lambda: Of(edges, message=nn.Linear(8, 4))),
-    Model("relation network", lambda: Of(relations, pair=nn.Linear(8, 4), out=nn.Linear(4, 2))),
-    Model(
-        "U-Net, 1-D",
-        lambda: Of(
-            unet,
-            down=conv(4, 4, 3, padding=1),
-            low=conv(4, 4, 3, padding=1),
-            up=nn.ConvTranspose1d(4, 4, 2, stride=2),
-            out=conv(8, 4, 3, padding=1),
-        ),
-    ),
-    Model(
-        "U-Net, 2-D",
-        lambda: Of(
-            unet_2d,
-            down=nn.Conv2d(4, 4, 3, padding=1),
-            low=nn.Conv2d(4, 4, 3, padding=1),
-            up=nn.ConvTranspose2d(4, 4, 2, stride=2),
-            out=nn.Conv2d(8, 4, 3, padding=1),
-        ),
-        ("image",),
-    ),
-    Model(
-        "ConvNeXt block",
-        lambda: Of(
-            convnext,
-            depthwise=nn.Conv2d(4, 4, 7, padding=3, groups=4),
-            norm=nn.LayerNorm(4),
-            wide=nn.Linear(4, 8),
-            back=nn.Linear(8, 4),
-        ),
-        ("image",),
-    ),
-    Model(
-        "Conformer block",
-        lambda: Of(
-            conformer,
-            feed=nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 4)),
-            norm=nn.LayerNorm(4),
-            attention=attention(),
-            wide=conv(4, 8, 1),
-            depthwise=conv(4, 4, 3, padding=1, groups=4),
-            batch_norm=nn.BatchNorm1d(4),
-            back=conv(4, 4, 1),
-            last=nn.LayerNorm(4),
-        ),
-    ),
-    Model(
-        "pointer network",
-        lambda: Of(pointer, keys=nn.Linear(4, 4), query=nn.Linear(4, 4), score=nn.Linear(4, 1)),
-        ("steps", "vector"),
-    ),
-    Model("two-way attention", lambda: Of(both_ways, out=nn.Linear(16, 4)), ("steps", "more steps")),
-    Model(
-        "CNN, LSTM",
-        lambda: Of(cnn_lstm, conv=conv(4, 4, 3, padding=1), lstm=nn.LSTM(4, 3, batch_first=True), head=nn.Linear(3, 2)),
-    ),
-    Model(
-        "squeeze and excitation", lambda: Of(squeeze_excitation, gate=nn.Linear(4, 4), conv=conv(4, 4, 3, padding=1))
-    ),
-    Model("recurrence by hand", lambda: Of(recurrence, cell=nn.Linear(4, 4), carry=nn.Linear(4, 4))),
-    Model(
-        "additive attention", lambda: Of(bahdanau, hidden=nn.Linear(8, 4), score=nn.Linear(4, 1)), ("steps", "vector")
-    ),
-    Model("ZeroPad1d", lambda: Of(zero_padded, conv=conv(4, 4, 3))),
-    Model("SamePad", lambda: Of(same_padded, first=conv(4, 4, 4, padding=2), second=conv(4, 4, 3, padding=1))),
-    Model("interpolated", lambda: Of(upsampled, conv=conv(4, 4, 3, padding=1))),
-    Model("transposed, trimmed", lambda: Of(transposed, conv=nn.ConvTranspose1d(4, 4, 4, stride=2))),
-    Model(
-        "patches of images",
-        lambda: Of(patches, patch=nn.Conv2d(4, 4, 3, stride=2, padding=1), attention=attention()),
-        ("image",),
-    ),
-    Model("class token", lambda: Of(with_class_token, layer=encoder_layer())),
-    Model("registers", lambda: Of(registers, layer=encoder_layer())),
-    Model("differences", lambda: Of(differences, out=nn.Linear(4, 2)), least=2),
-    Model(
-        "two directions",
-        lambda: Of(both_directions, forth=nn.GRU(4, 3, batch_first=True), back=nn.GRU(4, 3, batch_first=True)),
-    ),
-    Model("joint attention", lambda: Of(joint_attention, layer=encoder_layer()), ("steps", "more steps")),
-    Model("speaker vector", lambda: Of(speaker, join=nn.Linear(7, 4), layer=encoder_layer())),
-    Model("mixture of experts", lambda: Of(mixture, gate=nn.Linear(4, 2), one=nn.Linear(4, 4), two=nn.Linear(4, 4))),
-    Model(
-        "heads by hand",
-        lambda: Of(heads_by_hand, q=nn.Linear(4, 4), k=nn.Linear(4, 4), v=nn.Linear(4, 4), out=nn.Linear(4, 4)),
-    ),
-]
-
-
-MODELS += padded_library_models.MODELS
+# First torch's own, then those that are written by hand.
+TABLE = """
+torch | encoder(2) | | TransformerEncoder
+torch | encoder(1, norm_first=True) | | TransformerEncoder, norm first
+torch | decoder() | inputs=PAIR | TransformerDecoder
+torch | Of(lambda m, x: m.a(x, x, x, need_weights=False)[0], a=attention()) | | self-attention
+torch | Of(lambda m, x: m.a(x, x, x)[1], a=attention()) | | attention weights
+torch | Of(lambda m, x, y: m.a(x, y, y)[0], a=attention()) | inputs=PAIR | cross-attention
+torch | Of(lambda m, x: m.r(x)[0], r=recurrent(nn.LSTM)) | | LSTM
+torch | Of(lambda m, x: m.r(x)[1][0][0], r=recurrent(nn.LSTM)) | | LSTM, last state
+torch | Of(lambda m, x: m.r(x)[0], r=recurrent(nn.GRU)) | | GRU
+torch | Of(lambda m, x: m.r(x)[0], r=recurrent(nn.LSTM, bidirectional=True)) | | LSTM, both ways
+torch | nn.Sequential(conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True),
+    conv2d(4, 2, 1)) | inputs=IMAGE | Conv2d, BatchNorm2d, MaxPool2d
+torch | Of(lambda m, x: m.n(channels_first(x)), n=nn.GroupNorm(2, 4)) | | GroupNorm
+torch | Of(lambda m, x: m.n(channels_first(x)), n=nn.InstanceNorm1d(4, affine=True)) | least=2 | InstanceNorm1d
+torch | Of(lambda m, x: m.p(channels_first(x)), p=nn.AdaptiveAvgPool1d(2)) | | AdaptiveAvgPool1d
+torch | Of(chomped, first=conv(4, 4, 3, padding=2), second=conv(4, 4, 3, padding=4, dilation=2)) | | TCN with chomp
+torch | Of(lambda m, x: torch.cat([x.mean(1), x.var(1, correction=0)], -1)) | | mean and deviation
+torch | Of(attentive_statistics, hidden=conv(12, 4, 1), out=conv(4, 4, 1)) | | attentive statistics
+torch | Of(points, first=linear(), second=linear(8)) | | point cloud
+torch | Of(edges, message=linear(8)) | | edge network
+torch | Of(relations, pair=linear(8), out=linear(4, 2)) | | relation network
+torch | Of(unet, down=conv(4, 4, 3, padding=1), low=conv(4, 4, 3, padding=1), up=nn.ConvTranspose1d(4, 4, 2, stride=2),
+    out=conv(8, 4, 3, padding=1)) | | U-Net, 1-D
+torch | Of(unet_2d, down=conv2d(4, 4, 3, padding=1), low=conv2d(4, 4, 3, padding=1),
+    up=nn.ConvTranspose2d(4, 4, 2, stride=2), out=conv2d(8, 4, 3, padding=1)) | inputs=IMAGE | U-Net, 2-D
+torch | Of(convnext, depthwise=conv2d(4, 4, 7, padding=3, groups=4), norm=nn.LayerNorm(4), wide=linear(4, 8),
+    back=linear(8)) | inputs=IMAGE | ConvNeXt block
+torch | Of(conformer, feed=nn.Sequential(nn.LayerNorm(4), linear(4, 8), nn.SiLU(), linear(8)), norm=nn.LayerNorm(4),
+    attention=attention(), wide=conv(4, 8, 1), depthwise=conv(4, 4, 3, padding=1, groups=4),
+    batch_norm=nn.BatchNorm1d(4), back=conv(4, 4, 1), last=nn.LayerNorm(4)) | | Conformer block
+torch | Of(pointer, keys=linear(), query=linear(), score=linear(4, 1)) | inputs=QUERY | pointer network
+torch | Of(both_ways, out=linear(16)) | inputs=PAIR | two-way attention
+torch | Of(cnn_lstm, conv=conv(4, 4, 3, padding=1), lstm=recurrent(nn.LSTM), head=linear(3, 2)) | | CNN, LSTM
+torch | Of(squeeze_excitation, gate=linear(), conv=conv(4, 4, 3, padding=1)) | | squeeze and excitation
+torch | Of(recurrence, cell=linear(), carry=linear()) | | recurrence by hand
+torch | Of(bahdanau, hidden=linear(8), score=linear(4, 1)) | inputs=QUERY | additive attention
+torch | Of(zero_padded, conv=conv(4, 4, 3)) | | ZeroPad1d
+torch | Of(same_padded, first=conv(4, 4, 4, padding=2), second=conv(4, 4, 3, padding=1)) | | SamePad
+torch | Of(upsampled, conv=conv(4, 4, 3, padding=1)) | | interpolated
+torch | Of(transposed, conv=nn.ConvTranspose1d(4, 4, 4, stride=2)) | | transposed, trimmed
+torch | Of(patches, patch=conv2d(4, 4, 3, stride=2, padding=1), attention=attention())
+    | inputs=IMAGE | patches of images
+torch | Of(with_class_token, layer=encoder_layer()) | | class token
+torch | Of(registers, layer=encoder_layer()) | | registers
+torch | Of(differences, out=linear(4, 2)) | least=2 | differences
+torch | Of(both_directions, forth=recurrent(nn.GRU), back=recurrent(nn.GRU)) | | two directions
+torch | Of(joint_attention, layer=encoder_layer()) | inputs=PAIR | joint attention
+torch | Of(speaker, join=linear(7), layer=encoder_layer()) | | speaker vector
+torch | Of(mixture, gate=linear(4, 2), one=linear(), two=linear()) | | mixture of experts
+torch | Of(heads_by_hand, q=linear(), k=linear(), v=linear(), out=linear()) | | heads by hand
+"""
+MODELS = models_of(TABLE, globals()) + padded_library_models.MODELS
 
 
 # ------------------------------------------------------------------------------------------------------------ the page

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.testing import assert_close
 
+import comparison
 import masked_dispatch as md
 from storages import storages_but
 
@@ -36,20 +36,6 @@ layouts = pytest.mark.parametrize("storage", STORED)
 
 
 def same(actual: Any, expected: Any, layout: torch.layout | None = None) -> None:
-    """Equal masks and equal valid values, stored so if that is said; plain where plain is expected."""
+    """As in `comparison`, stored so if that is said."""
     assert layout is None or actual.storage_layout is layout
-    if isinstance(expected, (tuple, list)):
-        assert len(actual) == len(expected)
-        for a, e in zip(actual, expected, strict=True):
-            same(a, e)
-    elif isinstance(expected, dict):
-        assert actual.keys() == expected.keys()
-        for key in expected:
-            same(actual[key], expected[key])
-    elif isinstance(expected, md.MaskedTensor):
-        assert isinstance(actual, md.MaskedTensor), f"plain {type(actual)} where a masked tensor is expected"
-        assert_close(actual.get_mask(), expected.get_mask())
-        assert_close(actual.to_tensor(0), expected.to_tensor(0))
-    else:
-        assert not isinstance(actual, md.MaskedTensor), "masked where a plain tensor is expected"
-        assert_close(actual, expected)
+    comparison.same(actual, expected, equal_nan=False)

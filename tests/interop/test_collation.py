@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 import masked_dispatch as md
 from collated_examples import LAYOUTS, check_masks_and_storage, check_plain_among_masked, check_plain_batches, example
-from equal_extents import same
+from comparison import same_extents as same
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

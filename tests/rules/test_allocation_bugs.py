@@ -11,7 +11,9 @@ from torch import Tensor, distributions, nn
 from torch.nn.utils import prune
 
 import masked_dispatch as md
-from three_numbers import KNOWN, rows_and_classes, shown, some, without_second_row
+from few_elements import KNOWN, rows_and_classes, without_second_row
+from few_elements import dashed as shown
+from few_elements import three as some
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import masked_dispatch as md
 from masked_dispatch import MaskedSemanticsError
-from poisoned_memory import can_be_poisoned, difference
+from uninitialised_memory import can_be_poisoned, difference
 
 ENDS = (3, 3, 6)  # the second group is empty, and the last two rows belong to none
 

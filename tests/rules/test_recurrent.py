@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import (
 )
 
 from masked_dispatch import masked_tensor
+from networks_with_samples import FEATURES, HIDDEN, NETWORKS, TIME, hidden, network, shown, states, steps
 from op_registry import MaskedSemanticsError
-from recurrent_networks import FEATURES, HIDDEN, NETWORKS, TIME, hidden, network, shown, states, steps
 
 
 # In float32 torch warns that oneDNN has no projections.

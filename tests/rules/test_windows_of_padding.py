@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import masked_dispatch as md
+from networks_with_samples import CHANNELS, ragged, stack
 from op_registry.windows import overlay_for_padding
-from ragged_samples import CHANNELS, ragged, stack
 
 
 def assert_equals_loop(fn: Callable[[Tensor], Tensor], samples, batch, starts, to_start: Callable[[int], int]):

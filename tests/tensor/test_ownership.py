@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
+from few_elements import NAN, F, T, mask_of, ragged
 from masked_dispatch.distributed.calls import problem_of_outputs
-from ragged_masks import NAN, F, T, mask_of, ragged
 
 
 def invalid(*shape: int) -> md.MaskedTensor:

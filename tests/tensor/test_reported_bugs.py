@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import masked_dispatch as md
-from reported_operands import NAN, X, masked
+from few_elements import NAN, X
+from few_elements import table as masked
 
 # ----------------------------------------------------------------------------- masking by hand, as users reported it
 

@@ -20,8 +20,7 @@ from torch.utils import cpp_extension
 import masked_dispatch as md
 from compiled_regions import masked, same
 from examples.demo.models import Autoencoder, Forecaster
-from models_of_frames import MODELS as MODELS_OF_FRAMES
-from pairs_for_masked_tensors import BATCH, expected, pair
+from exported_modules import BATCH, MODELS_OF_FRAMES, expected, pair
 from repository import ROOT
 
 pytestmark = [

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from allocating_composites import table
-from dependence_on_memory import ALLOCATING, SUBJECT, dependent_calls, dependent_trials
 from op_registry.conformance import python_level as names
 from op_registry.conformance.masks import ITSELF, PARTIAL, SHARED
 from op_registry.conformance.samples import database, variants
 from op_registry.conformance.trials import STORAGES, Settings, storage_of
-from poisoned_memory import can_be_poisoned
+from uninitialised_memory import ALLOCATING, SUBJECT, can_be_poisoned, dependent_calls, dependent_trials
 
 pytestmark = [
     pytest.mark.skipif(

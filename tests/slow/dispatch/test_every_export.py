@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-import exported_storages
-import models_of_frames
+import exported_modules
 
 pytestmark = [pytest.mark.usefixtures("fresh_compiler"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
 @pytest.mark.parametrize("kind", ["padded", "holes"])
-@pytest.mark.parametrize("name", models_of_frames.MODELS)
+@pytest.mark.parametrize("name", exported_modules.MODELS_OF_FRAMES)
 def test_each_length_that_the_plain_model_takes(name: str, kind: str) -> None:
-    models_of_frames.check_export(name, kind)
+    exported_modules.check_model_of_frames(name, kind)
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("name", exported_storages.STORED)
+@pytest.mark.parametrize("name", exported_modules.STORED)
 def test_export_of_sparse_storage(name: str, strict: bool) -> None:
-    exported_storages.check_export(name, strict)
+    exported_modules.check_sparse_storage(name, strict)

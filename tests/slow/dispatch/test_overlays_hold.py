@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 import masked_dispatch as md
-from aten import aten_overloads
+from called_operators import aten_overloads
 from masked_dispatch.torch_internals import tree_flatten
 from op_registry import registry
 from op_registry.authoring import Dense

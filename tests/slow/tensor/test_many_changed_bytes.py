@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from changed_bytes import KINDS, change_bytes, check_changes
+from corrupted_files import KINDS, change_bytes, check_changes
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,9 +20,7 @@ from repository import ROOT
 from xla_environment import compared_with_the_cpu, requirements, run_with_torchax
 
 
-@pytest.mark.parametrize(
-    "file", ["tests_on_torchax.py", "tests_of_writes_on_torchax.py", "assumptions_about_torchax.py"]
-)
+@pytest.mark.parametrize("file", ["tests_on_torchax.py", "assumptions_about_torchax.py"])
 def test_in_an_environment_with_torchax(file: str) -> None:
     done = run_with_torchax("-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", file)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import masked_dispatch as md
 from compiled_regions import data_and_mask, masked, same
+from exported_modules import BATCH, LENGTH, expected, pair
 from op_registry import registry
-from pairs_for_masked_tensors import BATCH, LENGTH, expected, pair
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own LeafSpec, in export and its copies
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from data_of_producers import data
-from explained_operands import stored
-from rows_to_pad import by_hand, rows_of
-from skipped_rows import masked, results, same
+from comparison import same
+from few_elements import masked_rows as masked
+from few_elements import padded_by_hand as by_hand
+from few_elements import random_numbers as data
+from few_elements import results, rows_of, stored
 from storages import F, T, sample
 
 X = md.masked_tensor([1.0, 2.0], [True, False])

@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 import masked_dispatch as md
-from masked_vectors import BIG, BIG_ROWS, FIRST, SECOND, T, masked, shown
+from few_elements import BIG, BIG_ROWS, FIRST, SECOND, T, shown
+from few_elements import vector as masked
 from op_registry.records import fill
 
 

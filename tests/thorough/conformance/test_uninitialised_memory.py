@@ -1,8 +1,8 @@
 """Memory that nobody wrote is never observed: no answer depends on what fresh memory happens to contain.
 
 Every entry of torch's database, and every function, module and distribution that torch writes in Python, is called
-twice, with two contents of uninitialised memory (tests/helpers/poisoned_memory.py). Valid values, masks, gradients and
-errors agree. In the slow tests so they do in every storage, under every kind of mask, in place and with out=.
+twice, with two contents of uninitialised memory (tests/helpers/uninitialised_memory.py). Valid values, masks, gradients
+and errors agree. In the slow tests so they do in every storage, under every kind of mask, in place and with out=.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 
 import masked_dispatch as md
 from allocating_composites import full_name
-from dependence_on_memory import ALLOCATING, SUBJECT, dependent_calls, dependent_trials, masked_call
 from op_registry import registry
 from op_registry.authoring import ELEMENTWISE, Dense, masked_rule
 from op_registry.conformance import python_level as names
@@ -24,7 +23,19 @@ from op_registry.conformance.python_level import run
 from op_registry.conformance.sample import Sample
 from op_registry.conformance.samples import database
 from op_registry.conformance.trials import Settings
-from poisoned_memory import POISONS, can_be_poisoned, difference, has_content, results_differ, uninitialised_bytes
+from uninitialised_memory import (
+    ALLOCATING,
+    POISONS,
+    SUBJECT,
+    can_be_poisoned,
+    dependent_calls,
+    dependent_trials,
+    difference,
+    has_content,
+    masked_call,
+    results_differ,
+    uninitialised_bytes,
+)
 
 pytestmark = [
     pytest.mark.skipif(

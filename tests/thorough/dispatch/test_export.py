@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import masked_dispatch as md
 from compiled_regions import data_and_mask, masked, same
-from exported_storages import check_export
-from models_of_frames import check_export as check_export_of_frames
+from exported_modules import check_model_of_frames as check_export_of_frames
+from exported_modules import check_sparse_storage as check_export
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

@@ -15,8 +15,8 @@ from torch._higher_order_ops import scan, while_loop
 from torch.nn import functional as F
 
 import masked_dispatch as md
+from comparison import same_extents as same
 from compiled_regions import compiled
-from equal_extents import same
 from loops_over_samples import LENGTHS, RIGHT_OR_LEFT, batch, with_mean_joined
 from masked_dispatch import MaskedSemanticsError
 

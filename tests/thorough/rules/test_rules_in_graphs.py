@@ -8,11 +8,12 @@ from torch import Tensor, distributions, nn
 from torch._dynamo.testing import CompileCounter
 
 import masked_dispatch as md
+from few_elements import dashed as shown
+from few_elements import rows_and_classes, without_second_row
+from few_elements import three as some
+from networks_with_samples import hidden, network, ragged, stack, states, steps
+from networks_with_samples import shown as filled
 from padded_slices import same
-from ragged_samples import ragged, stack
-from recurrent_networks import hidden, network, states, steps
-from recurrent_networks import shown as filled
-from three_numbers import rows_and_classes, shown, some, without_second_row
 
 # Other tests compile torch's own functions, too: a function may be compiled eight times.
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

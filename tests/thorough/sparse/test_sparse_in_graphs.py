@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import masked_dispatch as md
 from broadcasting_operators import broadcasting, faults
+from comparison import same as equal
 from numbered_layout import NUMBERED
-from numbered_layout import same as equal
 from numbered_layout import some as numbers
 from op_registry.sparse.layout import CSR, version_of
 from packed_batches import MERGED, D, H, batch, check_random_views, same

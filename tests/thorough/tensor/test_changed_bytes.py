@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from changed_bytes import KINDS, change_bytes, check_changes
+from corrupted_files import KINDS, change_bytes, check_changes
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import masked_dispatch as md
-from ragged_masks import F, T, mask_of, ragged
-from reported_operands import X, masked
+from few_elements import F, T, X, mask_of, ragged
+from few_elements import table as masked
 from storages import MASK, sample
 
 

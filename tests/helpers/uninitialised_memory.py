@@ -1,4 +1,4 @@
-"""Uninitialised memory with a chosen content, so that a result that depends on it shows.
+"""Uninitialised memory with a chosen content, so that a result that depends on it shows; and which calls do.
 
 glibc writes a byte into whatever it allocates if ``mallopt(M_PERTURB, …)`` says so, and torch's CPU memory comes from
 there: that of Python functions, of composite operators and of kernels alike. A dispatch mode would see less, and change
@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
+from op_registry.conformance import find_subject
 from op_registry.conformance.compare import BITS, Outcome, first_difference
 from op_registry.conformance.law import Trial, outcome_with_gradients
 from op_registry.conformance.laws.hidden import bits_differ, what_happened
-from op_registry.conformance.python_level import Result
+from op_registry.conformance.masks import masking
+from op_registry.conformance.python_level import Result, call_with, run
+from op_registry.conformance.sample import Operator, Sample
+from op_registry.conformance.trials import Settings, describe, trials_of
+from op_registry.report import python_level
+from repository import ROOT
+
+SUBJECT = find_subject("masked_dispatch.conformance_subject:eager")
+ALLOCATING = ROOT / "tests/conformance/allocating_composites.expect"
 
 M_PERTURB = -6  # of <malloc.h>
 
@@ -58,7 +69,7 @@ def can_be_poisoned() -> bool:
     return True
 
 
-def has_content(tensor: torch.Tensor, byte: int) -> bool:
+def has_content(tensor: Tensor, byte: int) -> bool:
     """Whether the memory of a contiguous tensor has the content that :func:`uninitialised_bytes` gives it."""
     content = tensor.reshape(-1).view(torch.uint8)
     return bool((content == byte).all()) or bool((content == byte ^ 0xFF).all())
@@ -100,3 +111,49 @@ def results_differ(first: Result, second: Result) -> str | None:
     if type(first.error) is not type(second.error):
         return f"{first.error or 'a result'}, and with other memory {second.error or 'another one'}"
     return first_difference("result", first.leaves, second.leaves, BITS)
+
+
+# Calls that depend on it ----------------------------------------------------------------------------------------------
+
+
+def dependent_trials(
+    operator: Operator, settings: Settings, storage: str | None = None, explicit_invalid: bool = False
+) -> list[str]:
+    """The trials of an operator whose outcome depends on uninitialised memory, and how."""
+    found = []
+    for description, trial in trials_of(operator, "P3", SUBJECT, settings, storage is not None):
+        if trial.plain_error is None:
+            why = difference_of_trials(trial, storage, explicit_invalid)
+            found += [f"{operator.name} {description} {storage or ''}: {why}"] if why else []
+    return found
+
+
+def dependent_calls(name: str, kinds: Sequence[str], most: int | None = None) -> list[str]:
+    """The calls of a function of torch that depend on uninitialised memory, and how."""
+    if python_level.reason_not_called(name):
+        return []
+    runs = (s for s in python_level.samples_of(name) if s.tensors and run(SUBJECT, call_with(s, copied)).error is None)
+    found = []
+    for sample, kind in itertools.product(itertools.islice(runs, most), kinds):
+        why = difference(lambda s=sample, k=kind: run(SUBJECT, masked_call(s, k)), results_differ)
+        found += [f"{name} {describe(sample, kind)}: {why}"] if why else []
+    return found
+
+
+def copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def masked_call(sample: Sample, kind: str) -> Callable[[], object]:
+    """The call with its tensors of numbers under masks of that kind, and NaN there; other tensors stay plain."""
+    masks = masking(kind, sample.tensors)
+    assert masks is not None
+    by_id = {id(t): m for t, m in zip(sample.tensors, masks.full(sample.tensors), strict=True)}
+
+    def masked(tensor: Tensor) -> Tensor:
+        mask = by_id[id(tensor)]
+        if mask is None or not tensor.is_floating_point():
+            return copied(tensor)
+        return SUBJECT.wrap(torch.where(mask, tensor, torch.nan), mask)
+
+    return call_with(sample, masked)
