@@ -51,37 +51,27 @@ def with_mask_of(compute: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
     return lambda result: md.as_masked_tensor(result.get_data(), compute(result.get_mask()))
 
 
-OF_RESULTS = {
-    "a plain tensor instead of a masked tensor": lambda result: result.get_data(),
-    "torch.float64 (20,) instead of torch.float32 (20,)": lambda result: result.double(),
-    "mask of shape (1, 20) instead of (20,)": lambda result: result.unsqueeze(0),
-    "raises NotImplementedError: no kernel": raising,
-}
-OF_VALUES = {
-    "values differ, the first": lambda result: result + 1,
-    "mask [0, 0, 0": with_mask_of(torch.zeros_like),
+def brought(result: Any) -> Any:
+    return md.masked_tensor(torch.ones(20), torch.ones(20, dtype=torch.bool))
+
+
+OTHERWISE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "a plain tensor instead of a masked tensor": ("meta", lambda result: result.get_data()),
+    "torch.float64 (20,) instead of torch.float32 (20,)": ("meta", lambda result: result.double()),
+    "mask of shape (1, 20) instead of (20,)": ("meta", lambda result: result.unsqueeze(0)),
+    "raises NotImplementedError: no kernel": ("meta", raising),
+    "leaf 0: on cpu and cpu instead of meta": ("meta", brought),
+    "values differ, the first": ("cpu:0", lambda result: result + 1),
+    "mask [0, 0, 0": ("cpu:0", with_mask_of(torch.zeros_like)),
 }
 
 
-@pytest.mark.parametrize("noticed", OF_RESULTS)
-def test_another_kind_of_result_is_noticed(noticed: str) -> None:
-    found = found_with(OF_RESULTS[noticed], "meta")["results"]
+@pytest.mark.parametrize("noticed", OTHERWISE)
+def test_another_result_is_noticed(noticed: str) -> None:
+    device, differently = OTHERWISE[noticed]
+    found = found_with(differently, device)["results"]
     assert found.startswith("broken")
     assert noticed in found
-
-
-@pytest.mark.parametrize("noticed", OF_VALUES)
-def test_other_values_are_noticed(noticed: str) -> None:
-    found = found_with(OF_VALUES[noticed], "cpu:0")["results"]
-    assert found.startswith("broken")
-    assert noticed in found
-
-
-def test_a_result_or_a_mask_on_the_cpu_is_noticed() -> None:
-    def brought(result: Any) -> Any:
-        return md.masked_tensor(torch.ones(20), torch.ones(20, dtype=torch.bool))
-
-    assert found_with(brought, "meta")["results"] == "broken leaf 0: on cpu and cpu instead of meta"
 
 
 def test_other_gradients_are_noticed() -> None:

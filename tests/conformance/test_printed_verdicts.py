@@ -93,7 +93,6 @@ defined("squared", squared, lambda ctx, grad: 2 * grad * ctx.saved_tensors[0])
 defined("misdifferentiated", squared, lambda ctx, grad: grad * ctx.saved_tensors[0])
 defined("misdifferentiated_twice", cubed, lambda ctx, grad: grad * Detached.apply(ctx.saved_tensors[0]))
 defined("raising_in_backward", squared, lambda ctx, grad: grad * ctx.no_such_name)
-defined("without_derivative", squared)
 defined("one_of_two", product, lambda ctx, grad: (grad * ctx.saved_tensors[1], grad * 2 * ctx.saved_tensors[0]))
 
 
@@ -181,13 +180,6 @@ def test_a_derivative_that_raises_is_no_reason_to_leave_gradients_out() -> None:
     assert not verdict
     assert verdict.of("P5") == "undecided"
     assert "no_such_name" in str(verdict)
-
-
-def test_an_operator_without_a_derivative_has_no_gradients_to_check() -> None:
-    elementwise(OWN.without_derivative)
-    verdict = check(OWN.without_derivative, laws=("P1", "P5"), most=1)
-    assert verdict, str(verdict)
-    assert verdict.of("P5") == "does not apply"
 
 
 @pytest.mark.parametrize(

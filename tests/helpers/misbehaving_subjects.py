@@ -14,24 +14,16 @@ from masked_dispatch.conformance_subject import Eager
 from op_registry.conformance.subject import Records
 
 
-class Crashes(Records):
-    """Takes its process down when it meets a sine."""
+class DiesOfSines(Records):
+    """Takes its process down when it meets a sine, and does not come back from a tangent."""
 
-    name = "crashes"
+    name = "dies of sines"
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if getattr(fn, "__name__", "") == "sin":
+        name = getattr(fn, "__name__", "")
+        if name == "sin":
             os._exit(139)
-        return super().call(fn, *args, **kwargs)
-
-
-class Hangs(Records):
-    """Does not come back from a sine."""
-
-    name = "hangs"
-
-    def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if getattr(fn, "__name__", "") == "sin":
+        if name == "tan":
             time.sleep(60)
         return super().call(fn, *args, **kwargs)
 
@@ -68,7 +60,6 @@ class ForgetsOwnExtents(Eager):
         return super().padded(data, mask, there, samples, positions, requires_grad)
 
 
-crashes = Crashes()
+dies_of_sines = DiesOfSines()
 dies_of_integers = DiesOfIntegers()
 forgets_own_extents = ForgetsOwnExtents()
-hangs = Hangs()

@@ -1,4 +1,4 @@
-"""The operators of examples/third_party, each given a rule that is wrong on purpose; run by test_third_party.py."""
+"""Two operators of examples/third_party, each given a rule that is wrong on purpose; run by test_third_party.py."""
 
 from __future__ import annotations
 
@@ -20,20 +20,9 @@ def broken(right: Rule, run: Any) -> Rule:
     return rule
 
 
-def soft_sign(x: Dense, scale: float = 1.0) -> Dense:
-    """It leaks: every element is divided by the greatest one, which may be invalid."""
-    return x.like(x.data / (scale + x.data.abs().max() if x.data.numel() else x.data))
-
-
 def noisy_or(p: Dense, dim: int, keepdim: bool = False) -> Dense:
     """Its identity is wrong: what is missing has happened."""
     return Dense(rules.ops.noisy_or(p.filled(1), dim, keepdim), p.any_valid(dim, keepdim))
-
-
-def weighted_mean(x: Dense, weight: Dense, dim: int) -> Dense:
-    """Its divisor counts weights of elements that are missing."""
-    both = x.masked_by(weight.validity)
-    return Dense((both.filled(0) * weight.filled(0)).sum(dim) / weight.filled(0).sum(dim), both.any_valid(dim))
 
 
 def row_dot(x: Dense, vector: Dense) -> Dense:
@@ -48,7 +37,7 @@ def row_dot_of_stored(c: Bound) -> Any:
     return BY_EQUATION.run(Bound(rules.row_dot, c.op, {**c.named, "vector": shifted}))
 
 
-BROKEN = [broken(getattr(rules, f.__name__), f) for f in (soft_sign, noisy_or, weighted_mean, row_dot)]
+BROKEN = [broken(getattr(rules, f.__name__), f) for f in (noisy_or, row_dot)]
 BROKEN[-1].lowering(Sparse)(on_call(row_dot_of_stored))
 
 test_laws = instantiate(BROKEN)

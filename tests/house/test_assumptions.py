@@ -42,11 +42,6 @@ def test_silent_are_those_by_which_calls_reach_rules_and_gradients_add_up() -> N
     assert sorted(check.number for check in SILENT) == [1, 2, 4, 16, 17, 45, 47]
 
 
-def test_silent_checks_run_again_in_the_same_process() -> None:
-    for check in [*SILENT, *reversed(SILENT)]:
-        check.run()
-
-
 def test_a_broken_assumption_names_torch_and_what_was_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "in_forward_mode", lambda: True)
     (check,) = (check for check in ASSUMPTIONS if check.number == 22)

@@ -49,45 +49,28 @@ FLOORS = {
     ),
 }
 
-# Imports inside functions, none of our own modules, each with the reason why it waits.
-LATE = {
-    "matplotlib": "the core depends on torch alone",
-    "jax": "the core depends on torch alone",
-    "jax.core": "the core depends on torch alone",
-    "jax.tree_util": "the core depends on torch alone",
-    "torchax": "the core depends on torch alone",
-    "torchax.interop": "the core depends on torch alone",
-    "numpy": "the core depends on torch alone",
-    "pandas": "the core depends on torch alone",
-    "pytest": "the core depends on torch alone",
-    "tqdm": "the core depends on torch alone",
-    "tomllib": "Python 3.10 does not have it",
-    "torch._dynamo.comptime": "loads the compiler",
-    "torch._dynamo": "loads the compiler",
-    "torch._dynamo.exc": "loads the compiler",
-    "torch._dynamo.source": "loads the compiler",
-    "torch._dynamo.utils": "loads the compiler",
-    "torch._dynamo.variables": "loads the compiler",
-    "torch._dynamo.variables.builder": "loads the compiler",
-    "torch._dynamo.variables.tensor": "loads the compiler",
-    "functorch.compile": "loads the compiler",
-    "torch._functorch._aot_autograd": "loads the compiler",
-    "torch._higher_order_ops": "loads the compiler",
-    "torch._functorch._aot_autograd.runtime_wrappers": "loads the compiler",
-    "torch._functorch._aot_autograd.schemas": "loads the compiler",
-    "torch._inductor": "loads the compiler",
-    "torch._guards": "loads the compiler",
-    "torch.distributed.tensor": "takes as long to import as torch",
-    "torch._inductor.inductor_prims": "loads the compiler",
-    "torch._inductor.ir": "loads the compiler",
-    "torch.fx.experimental.proxy_tensor": "loads the compiler",
-    "torch.fx.experimental.symbolic_shapes": "loads the compiler",
-    "torch.testing._internal": "torch's operator database takes seconds to load, and needs packages for tests",
-    "torch.testing._internal.two_tensor": "a class of torch's own tests, which a release may lack",
-    "torch.testing._internal.opinfo": "the same",
-    "torch.testing._internal.common_modules": "the same",
-    "torch.testing._internal.common_methods_invocations": "the same",
+# Imports inside functions, none of our own modules, by the reason why they wait.
+REASONS = {
+    "the core depends on torch alone": (
+        "matplotlib jax jax.core jax.tree_util torchax torchax.interop numpy pandas pytest tqdm"
+    ),
+    "Python 3.10 does not have it": "tomllib",
+    "loads the compiler": (
+        "torch._dynamo torch._dynamo.comptime torch._dynamo.exc torch._dynamo.source torch._dynamo.utils "
+        "torch._dynamo.variables torch._dynamo.variables.builder torch._dynamo.variables.tensor functorch.compile "
+        "torch._functorch._aot_autograd torch._functorch._aot_autograd.runtime_wrappers "
+        "torch._functorch._aot_autograd.schemas torch._higher_order_ops torch._inductor "
+        "torch._inductor.inductor_prims torch._inductor.ir torch._guards torch.fx.experimental.proxy_tensor "
+        "torch.fx.experimental.symbolic_shapes"
+    ),
+    "takes as long to import as torch": "torch.distributed.tensor",
+    "torch's operator database takes seconds to load, and needs packages for tests": (
+        "torch.testing._internal torch.testing._internal.opinfo torch.testing._internal.common_modules "
+        "torch.testing._internal.common_methods_invocations"
+    ),
+    "a class of torch's own tests, which a release may lack": "torch.testing._internal.two_tensor",
 }
+LATE = {name for names in REASONS.values() for name in names.split()}
 
 
 def modules() -> dict[str, Path]:
@@ -210,4 +193,4 @@ def test_every_word_for_rule_authors_is_documented() -> None:
 def test_imports_inside_of_functions_have_a_reason() -> None:
     late = {(importer, imported) for importer, imported, inside in imports() if inside}
     assert {pair for pair in late if pair[1] not in LATE} == set()
-    assert set(LATE) == {imported for _, imported in late}, "some of these are no longer there"
+    assert {imported for _, imported in late} == LATE, "some of these are no longer there"

@@ -72,7 +72,14 @@ def test_of_two_runs_the_later_one_counts() -> None:
 
 @pytest.mark.parametrize(
     ("measured", "bound", "at_least", "share"),
-    [(1.0, 2.0, False, 0.5), (1.0, 2.0, True, 2.0), (0.0, 0.0, False, 0.0), (1.0, 0.0, False, float("inf"))],
+    [
+        (1.0, 2.0, False, 0.5),
+        (2.0, 2.0, False, 1.0),
+        (1.0, 2.0, True, 2.0),
+        (4.0, 2.0, True, 0.5),
+        (0.0, 0.0, False, 0.0),
+        (1.0, 0.0, False, float("inf")),
+    ],
 )
 def test_a_figure_is_divided_by_its_goal(measured: float, bound: float, at_least: bool, share: float) -> None:
     goal = page.Goal("", measured, bound, at_least)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
+import runpy
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -25,14 +25,9 @@ from repository import ROOT
 REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 
 
-def extension(name: str) -> types.ModuleType:
+def extension(name: str) -> types.SimpleNamespace:
     """A module of the site's own."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/extensions/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return types.SimpleNamespace(**runpy.run_path(str(ROOT / f"docs/extensions/{name}.py")))
 
 
 @pytest.fixture

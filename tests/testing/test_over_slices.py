@@ -55,17 +55,12 @@ def stored() -> list[md.MaskedTensor]:
 
 
 @pytest.mark.parametrize("x", stored(), ids=lambda x: str(x.storage_layout))
-def test_a_reduction_in_every_storage(x: md.MaskedTensor) -> None:
+def test_a_reduction_and_a_norm_with_a_parameter_and_a_statistic(x: md.MaskedTensor) -> None:
+    weight = md.masked_tensor([2.0, 1.0, 1.0], [True, True, False])
     with md.densify("never"):
         assert_close(OWN.energy(x, [1]).to_tensor(-1), torch.tensor([10.0, -1.0, 32.0]))
         assert_close(OWN.energy(x, [0], True).to_tensor(-1), torch.tensor([[17.0, 16.0, 9.0]]))
         assert_close(OWN.energy(x).to_tensor(-1), torch.tensor(42.0))
-
-
-@pytest.mark.parametrize("x", stored(), ids=lambda x: str(x.storage_layout))
-def test_a_norm_with_a_parameter_and_a_statistic_in_every_storage(x: md.MaskedTensor) -> None:
-    weight = md.masked_tensor([2.0, 1.0, 1.0], [True, True, False])
-    with md.densify("never"):
         shares, total = OWN.shares(x, [3], weight)
     assert_close(shares.to_tensor(-1), torch.tensor([[0.5, -1.0, -1.0], [-1.0] * 3, [1.0, 0.5, -1.0]]))
     assert_close(total.to_tensor(-1), torch.tensor([[4.0], [-1.0], [8.0]]))

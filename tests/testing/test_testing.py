@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import op_registry
 import op_registry_pytest
 from op_registry import registry
 from op_registry.authoring import ELEMENTWISE, Dense, elementwise, masked_rule
@@ -80,23 +79,6 @@ def test_a_module_stands_for_the_rules_that_it_holds() -> None:
     module.halved_rule = module.again = elementwise(op)  # type: ignore[attr-defined]
     module.unrelated = 3  # type: ignore[attr-defined]
     assert names(instantiate(module, subject=SUBJECT)) == names(instantiate(op, subject=SUBJECT))
-
-
-def test_it_is_there_with_the_package() -> None:
-    assert op_registry.testing.instantiate is instantiate
-
-
-def test_in_place_and_out_forms_come_with_the_operator() -> None:
-    library = torch.library.Library("testing_forms", "DEF")
-    for schema, body in (
-        ("tripled(Tensor x) -> Tensor", lambda x: x * 3),
-        ("tripled_(Tensor(a!) x) -> Tensor(a!)", lambda x: x.mul_(3)),
-    ):
-        library.define(schema)
-        library.impl(schema.partition("(")[0], body, "CompositeExplicitAutograd")
-    rule = elementwise(torch.ops.testing_forms.tripled)
-    found = names(instantiate(rule, laws=("P2",), subject=SUBJECT))
-    assert found == [f"testing_forms.tripled.default{form}-P2-float32-cpu" for form in ("", "+inplace")]
 
 
 def test_laws_layouts_and_dtypes_can_be_chosen() -> None:

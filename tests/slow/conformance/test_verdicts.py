@@ -25,14 +25,12 @@ from op_registry.conformance import subject as subjects
 from op_registry.conformance.samples import operators_of
 from op_registry.conformance.subject import Records
 from op_registry.conformance.trials import Settings, run_operator
-from op_registry.laws.categories import ELEMENTWISE, REDUCTION
-from op_registry.sparse.record import Sparse
+from op_registry.laws.categories import ELEMENTWISE
 from repository import ROOT
 
 pytestmark = pytest.mark.usefixtures("rules_forgotten")
 
 EAGER = "masked_dispatch.conformance_subject:eager"
-DENSE_LAWS = ("P1", "P2", "P3", "P5", "P6", "P8")
 
 
 def defined(name: str, function: Callable[..., Any], *, fake: bool = True) -> Any:
@@ -135,39 +133,6 @@ def test_an_operator_of_torch_is_asked_every_law(name: str) -> None:
 # ------------------------------------------------------------------------------------------------ wrong ones do not
 
 
-@pytest.mark.parametrize("name", ["summed", "summed_with_derivative"])
-def test_a_wrong_identity_is_broken(name: str) -> None:
-    reduction(getattr(OWN, name), identity=5)
-    verdict = check(getattr(OWN, name), laws=("P1", "P2", "P3"))
-    assert not verdict
-    assert verdict.of("P1") == "holds"
-    assert verdict.of("P2") == "broken"
-    assert verdict.objections == (f"verdicts.{name}.default P2 is broken",)
-
-
-def test_a_leak_is_seen_without_a_derivative() -> None:
-    elementwise(OWN.centered)
-    verdict = check(OWN.centered, laws=("P2", "P3"))
-    assert decisions_of(verdict) == {"P2": "broken", "P3": "broken"}
-    assert any("with nan under the mask" in failure.message for failure in verdict.failures)
-
-
-def decisions_of(verdict: Any) -> dict[str, str]:
-    return {a.law: a.decision for a in verdict.answers}
-
-
-def test_a_rule_that_cuts_the_graph_is_broken() -> None:
-    """No result requires grad: formerly a call without a derivative, that nothing was asked about."""
-
-    @masked_rule(OWN.summed_with_derivative.default, category=REDUCTION)
-    def summed(x: Dense, dim: int) -> Dense:
-        return Dense(x.filled(0).detach().sum(dim), x.any_valid(dim))
-
-    verdict = check(OWN.summed_with_derivative, laws=("P5",))
-    assert verdict.of("P5") == "broken"
-    assert "none, although the result depends on the tensor" in verdict.failures[0].message
-
-
 def test_a_rule_that_raises_in_backward_is_broken() -> None:
     """Only plain torch's forward excuses a trial: its derivative is tried before, and not when a rule has failed."""
 
@@ -185,11 +150,11 @@ def test_a_rule_that_raises_in_backward_is_broken() -> None:
         OWN.summed_with_derivative.default, lambda x, dim: Dense(Raises.apply(x.filled(0)).sum(dim), x.any_valid(dim))
     )
     verdict = check(OWN.summed_with_derivative, laws=("P3", "P5"), subject="records")
-    assert decisions_of(verdict) == {"P3": "broken", "P5": "broken"}
+    assert (verdict.of("P3"), verdict.of("P5")) == ("broken", "broken")
     assert {o.message.partition(" (")[0] for o in verdict.failures} == {"ArithmeticError: no gradient today"}
 
 
-def test_a_plain_result_is_refused_at_the_call_and_broken_in_the_kit() -> None:
+def test_a_plain_result_is_refused_at_the_call() -> None:
     @masked_rule(OWN.doubled.default, category=ELEMENTWISE)
     def without_mask(x: Dense) -> Tensor:
         return x.data * 2
@@ -198,36 +163,6 @@ def test_a_plain_result_is_refused_at_the_call_and_broken_in_the_kit() -> None:
     said = r"the rule of verdicts::doubled \[.*test_verdicts.py:\d+\] returned a plain tensor of shape \(2,\), which"
     with pytest.raises(TypeError, match=said):
         OWN.doubled(x)
-    verdict = check(OWN.doubled, laws=("P1", "P2", "P3", "P8"))
-    assert decisions_of(verdict) == dict.fromkeys(("P1", "P2", "P3", "P8"), "broken")
-    assert check(OWN.doubled, laws=("P8",), subject="records").of("P8") == "broken"
-
-
-@pytest.mark.parametrize("what, said", [("data", "1 of 1 values differ"), ("validity", "mask 1 instead of 0")])
-def test_a_rule_leaves_its_operands_alone(what: str, said: str) -> None:
-    @masked_rule(OWN.doubled.default, category=ELEMENTWISE)
-    def writes(x: Dense) -> Dense:
-        result = Dense(x.data * 2, None if x.validity is None else x.validity.clone())
-        target = x.data if what == "data" else x.validity
-        if target is not None:
-            target.fill_(1)
-        return result
-
-    verdict = check(OWN.doubled, laws=("P2",), subject="records")
-    found = {failure.message.partition(", the first")[0] for failure in verdict.failures}
-    assert f"operand 0 was modified by the call: {said}" in found, found
-
-
-def test_storage_may_not_refuse_what_dense_storage_answers() -> None:
-    rule = elementwise(OWN.doubled)
-
-    @rule.lowering(Sparse)
-    def refuses(op: Any, x: Sparse) -> Sparse:
-        raise md.MaskedSemanticsError("doubled is not for sparse storage")
-
-    verdict = check(OWN.doubled, laws=("P4",))
-    assert verdict.of("P4") == "broken"
-    assert "MaskedSemanticsError: doubled is not for sparse storage, dense: a result" in verdict.failures[0].message
 
 
 class LosesMasks(Records):
@@ -236,13 +171,6 @@ class LosesMasks(Records):
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = super().call(fn, *args, **kwargs)
         return result.data if isinstance(result, Dense) else result
-
-
-def test_an_elementwise_rule_of_a_reduction_is_told_why() -> None:
-    elementwise(OWN.summed)
-    verdict = check(OWN.summed, laws=("P2",))
-    said = "verdicts::summed is not elementwise: its result has shape (), but its operands broadcast to (5,)"
-    assert any(failure.message.startswith(said) for failure in verdict.failures), str(verdict)
 
 
 def test_a_silent_plain_result_breaks_p8(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,19 +235,10 @@ def test_an_operator_without_samples_is_undecided() -> None:
 
     defined("scaled", scaled)
     elementwise(OWN.scaled)
-    verdict = check(OWN.scaled, laws=DENSE_LAWS)
+    verdict = check(OWN.scaled, laws=("P1", "P2", "P3", "P5", "P6", "P8"))
     assert not verdict
-    assert {law: d for law, d in decisions_of(verdict).items() if law != "P6"} == dict.fromkeys(
-        ("P1", "P2", "P3", "P5", "P8"), "undecided"
-    )
+    assert {verdict.of(law) for law in ("P1", "P2", "P3", "P5", "P8")} == {"undecided"}
     assert all("no sample" in a.reason for a in verdict.answers if a.decision == "undecided")
-
-
-def test_laws_that_a_subject_does_not_speak_of_are_undecided() -> None:
-    elementwise(OWN.doubled)
-    verdict = check(OWN.doubled, subject="records")
-    assert not verdict
-    assert [a.law for a in verdict.answers if a.decision == "undecided"] == ["P4", "P7"]
 
 
 def test_nothing_to_check_is_no_verdict() -> None:

@@ -60,11 +60,6 @@ RIGHT = {"result": 4.0, "gradient": [2.0, 2.0, -1.0]}
 COMPILED, FOUND = {"hit": 0, "miss": 1, "bypass": 0}, {"hit": 1, "miss": 0, "bypass": 0}
 
 
-def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
-    assert run(tmp_path) == RIGHT | COMPILED
-    assert run(tmp_path) == RIGHT | FOUND
-
-
 def test_another_rule_or_another_version_of_the_library_is_compiled_anew(tmp_path: Path) -> None:
     cache, other = tmp_path / "cache", tmp_path / "other"
     cache.mkdir()

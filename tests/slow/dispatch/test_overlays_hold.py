@@ -149,18 +149,16 @@ def derived(test: Callable[[OpOverload], bool]) -> list[tuple[OpOverload, OpOver
     return [(op, base) for op, base in found if base is not None and base in registry]
 
 
-@pytest.mark.parametrize("storage", ["dense", "csr", "packed"])
-def test_every_inplace_form(storage: str) -> None:
-    forms = derived(is_inplace)
-    assert len(forms) > 150
-    missing = [marks_missing(op, [base], first_stored(storage)) for op, base in forms]
-    assert not any(missing), "\n".join(m for m in missing if m)
-
-
-@pytest.mark.parametrize("storage", ["dense", "csr"])
-def test_every_out_form(storage: str) -> None:
-    forms = derived(is_out)
-    assert len(forms) > 400
+@pytest.mark.parametrize(
+    ("is_form", "least", "storage"),
+    [
+        *((is_inplace, 150, storage) for storage in ("dense", "csr", "packed")),
+        *((is_out, 400, storage) for storage in ("dense", "csr")),
+    ],
+)
+def test_every_inplace_and_out_form(is_form: Callable[[OpOverload], bool], least: int, storage: str) -> None:
+    forms = derived(is_form)
+    assert len(forms) > least
     missing = [marks_missing(op, [base], first_stored(storage)) for op, base in forms]
     assert not any(missing), "\n".join(m for m in missing if m)
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
-
-import torch
 
 from repository import ROOT
 
@@ -19,8 +16,6 @@ def test_a_run_is_written_as_json(tmp_path: Path) -> None:
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     run = json.loads(file.read_text(encoding="utf-8"))
     assert run["benchmarks"] == ["fill"]
-    assert run["torch"] == torch.__version__
-    assert datetime.fromisoformat(run["date"]).tzinfo is not None
     assert run["machine"]["threads"] == 1
     assert {goal["promise"] for goal in run["goals"]} >= {"fill 2048², random, 0: times faster than where"}
     assert all(goal["reached"] == (goal["measured"] >= goal["bound"]) for goal in run["goals"])

@@ -52,13 +52,9 @@ def environment(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
     return made
 
 
-def names_in_wheel(built: dict[str, Path]) -> set[str]:
-    with zipfile.ZipFile(built["wheel"]) as archive:
-        return set(archive.namelist())
-
-
 def test_the_wheel_holds_the_packages_with_types_tables_and_licence(built: dict[str, Path]) -> None:
-    names = names_in_wheel(built)
+    with zipfile.ZipFile(built["wheel"]) as archive:
+        names = set(archive.namelist())
     sources = {
         str(path.relative_to(ROOT))
         for package in ("masked_dispatch", "op_registry")

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from op_registry import check, registry
-from op_registry.authoring import elementwise
 from op_registry.conformance.trials import Settings, run_operator
-from own_operator import OWN
 from parts_of_the_database import asked_for, failures
 
 EAGER = "masked_dispatch.conformance_subject:eager"
@@ -51,12 +48,3 @@ def test_kernels_are_as_eager(entry: str) -> None:
 def test_entries_compile_as_they_run(entry: str, mode: str) -> None:
     report = run_operator(entry, Settings(subject=EAGER, laws=("P7",), whole_entries=True, modes=(mode,)))
     assert report.counts["P7"] == {"pass": 1}, report
-
-
-def test_an_own_operator_is_checked_in_one_line() -> None:
-    with registry.overlay():
-        elementwise(OWN)
-        verdict = check(OWN, subject=EAGER)
-    assert verdict
-    assert [verdict.of(law) for law in ("P1", "P2", "P3", "P5", "P7")] == ["holds"] * 5
-    assert "P3 holds" in str(verdict)

@@ -19,7 +19,7 @@ from op_registry.__main__ import main
 from op_registry.authoring import Dense
 from op_registry.conformance.subject import find_subject
 from op_registry.fuzz import command, programs
-from op_registry.fuzz.command import PROGRAMS_PER_LINE, Memory, Settings, check_seed, in_this_process, shrunk
+from op_registry.fuzz.command import PROGRAMS_PER_LINE, Memory, Settings, in_this_process, shrunk
 from op_registry.fuzz.generating import LARGE, MEDIUM, program_from
 from op_registry.fuzz.laws import LAWS
 from op_registry.fuzz.programs import Program, Source, Step, run
@@ -306,7 +306,3 @@ def test_laws_have_their_settings() -> None:
     assert choices("P5").storages
     assert not choices("P6").storages
     assert not choices("P7").random
-
-
-def test_checking_a_seed_of_a_sound_program_finds_nothing() -> None:
-    assert check_seed(0, P3) is None

@@ -61,31 +61,19 @@ EACH_WAY = [
     ("aten.mul.Tensor", "mul", "no gradient for the first operand", "P5"),
 ]
 # Each for a part of the laws or samples without which nobody saw it; with whether the run is the sparse one.
+NO_STATS = "aten._native_batch_norm_legit.no_stats"
+RANK, IN_BAGS = "aten.linalg_matrix_rank.atol_rtol_tensor", "aten.embedding_bag.padding_idx"
+OF_PARTS = "gradient wrong where something is invalid"
 OTHERS = [
     ("aten.glu", "nn_functional_glu", "another value when compiled", False, "P7"),
     ("aten.repeat", "repeat", "another value when compiled", False, "P7"),
     ("aten.linalg_inv_ex.default", "linalg_inv_ex", "another value when compiled", False, "P7"),
-    ("aten.linalg_inv_ex.default", "linalg_inv_ex", "a part counts as the whole", False, "P2"),
-    ("aten.fill.Scalar", "fill", "remembers the first call", False, "P1"),
-    (
-        "aten.linalg_matrix_rank.atol_rtol_tensor",
-        "linalg_matrix_rank_hermitian",
-        "remembers the first call",
-        False,
-        "P1",
-    ),
-    ("aten.bucketize.Tensor", "bucketize", "refuses what is partly valid", False, "P3"),
-    ("aten.embedding_bag.padding_idx", "nn_functional_embedding_bag", "refuses what is partly valid", False, "P2"),
+    (RANK, "linalg_matrix_rank_hermitian", "remembers the first call", False, "P1"),
+    (IN_BAGS, "nn_functional_embedding_bag", "refuses what is partly valid", False, "P2"),
     ("aten.hardtanh", "nn_functional_hardtanh", "gradient cut", True, "P3"),
     ("aten.hardtanh", "nn_functional_hardtanh", "gradient doubled", True, "P5"),
-    ("aten.hardtanh", "nn_functional_hardtanh", "gradient wrong where something is invalid", True, "P5"),
-    (
-        "aten._native_batch_norm_legit.no_stats",
-        "_native_batch_norm_legit",
-        "gradient wrong where something is invalid",
-        False,
-        "P5",
-    ),
+    ("aten.hardtanh", "nn_functional_hardtanh", OF_PARTS, True, "P5"),
+    (NO_STATS, "_native_batch_norm_legit", OF_PARTS, False, "P5"),
     ("aten.kl_div", "nn_functional_kl_div", "forgets the first operand's mask", True, "P4"),
 ]
 SEEN = [*((rule, entry, way, False, law) for rule, entry, way, law in EACH_WAY), *OTHERS]

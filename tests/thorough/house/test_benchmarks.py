@@ -40,14 +40,6 @@ def test_candidates_take_turns() -> None:
     assert calls[-9:] == list("abcbcacab")
 
 
-@pytest.mark.parametrize(
-    ("measured", "at_least", "reached"),
-    [(2.0, False, True), (2.5, False, False), (2.5, True, True), (1.5, True, False)],
-)
-def test_a_goal_knows_its_direction(measured: float, at_least: bool, reached: bool) -> None:
-    assert harness.Goal("", measured, bound=2.0, at_least=at_least).reached is reached
-
-
 def test_goals_and_tables_are_written_with_machine_versions_and_date(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "printed_tables", [])
     harness.print_table("title", ("", "seconds"), [["a", "1"]], "a note")
