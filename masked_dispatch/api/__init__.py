@@ -3,7 +3,6 @@
 construct.py    making masked tensors, of tensors of different sizes too
 padding.py      what is padding, the ends of samples, and their layout; whether windows read missing values or padding
 reductions.py   torch's reductions and scans with skipna and min_count, and methods that name them
-skipna.py       what skipna and min_count mean, and what reductions and scans are called with, for type checkers
 sums.py         sums of the valid contributions, and numpy.ma's weighted mean
 along_dim.py    places, runs and ranks along a dimension
 sparsify.py     sparse tensors from the elements that meet a condition

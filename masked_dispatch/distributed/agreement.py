@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -197,9 +197,7 @@ def check(group: distributed.ProcessGroup, everyone: Sequence[Description]) -> N
     """Raise the same error on every rank if the descriptions do not match."""
     ranks = distributed.get_process_group_ranks(group)
     first = everyone[0]
-    for rank, description in zip(ranks, everyone, strict=True):
-        if description.problem is not None:
-            raise MaskedSemanticsError(f"{description.call} on rank {rank}: {description.problem}")
+    check_problems(ranks, everyone)
     if any(d.format != first.format or d.call != first.call for d in everyone):
         raise ValueError(ranks_differ(ranks, everyone))
     if first.expected is not None:
@@ -210,6 +208,13 @@ def check(group: distributed.ProcessGroup, everyone: Sequence[Description]) -> N
         sending = [(rank, d) for rank, d in zip(ranks, everyone, strict=True) if d.extents is not None]
         if any(knowledge(d) != knowledge(sending[0][1]) for _, d in sending):
             raise ValueError(extents_differ(sending))
+
+
+def check_problems(ranks: Sequence[int], everyone: Sequence[Description]) -> None:
+    """Raise if one of these ranks cannot take part."""
+    for rank, description in zip(ranks, everyone, strict=True):
+        if description.problem is not None:
+            raise MaskedSemanticsError(f"{description.call} on rank {rank}: {description.problem}")
 
 
 def knowledge(description: Description) -> list[Any]:
@@ -232,28 +237,22 @@ def check_pairs(ranks: Sequence[int], everyone: Sequence[Description]) -> None:
 
 def ranks_differ(ranks: Sequence[int], everyone: Sequence[Description]) -> str:
     """Return an error text that lists the tensors of each rank."""
-    with_it: dict[str, list[int]] = {}
-    for rank, description in zip(ranks, everyone, strict=True):
-        with_it.setdefault(sentence(description, everyone[0]), []).append(rank)
-    parts = [f"{named(found)} {has}" for has, found in with_it.items()]
+    each = of_each((rank, sentence(d, everyone[0])) for rank, d in zip(ranks, everyone, strict=True))
     return (
-        f"{everyone[0].call}: the ranks of the group have different tensors: {'; '.join(parts)}. They need the same "
-        "dtype, shape and storage, and the same version of this library."
+        f"{everyone[0].call}: the ranks of the group have different tensors: {each}. They need the same dtype, shape "
+        "and storage, and the same version of this library."
     )
 
 
 def extents_differ(sending: Sequence[tuple[int, Description]]) -> str:
     """Return an error text that lists what the ranks know of their extents."""
-    with_it: dict[str, list[int]] = {}
-    for rank, description in sending:
-        statements = description.extents or (None,)
-        with_it.setdefault(", ".join(map(in_words, statements)), []).append(rank)
     first = sending[0][1]
-    parts = [f"{named(found)} has {', '.join(first.tensors)} {has}" for has, found in with_it.items()]
+    tensors = ", ".join(first.tensors)
+    each = of_each((rank, f"has {tensors} {', '.join(map(in_words, d.extents or (None,)))}") for rank, d in sending)
     return (
-        f"{first.call}: the ranks of the group know differently which positions of their tensors are there: "
-        f"{'; '.join(parts)}. Pad their batches alike, masked_dispatch.padded; or pass x.without_extent(), in which "
-        "padding counts as missing, on every rank."
+        f"{first.call}: the ranks of the group know differently which positions of their tensors are there: {each}. "
+        "Pad their batches alike, masked_dispatch.padded; or pass x.without_extent(), in which padding counts as "
+        "missing, on every rank."
     )
 
 
@@ -263,6 +262,14 @@ def sentence(description: Description, first: Description) -> str:
     if description.call != first.call:
         has = f"calls {description.call} and {has}"
     return has if description.format == FORMAT else f"{has} (message format {description.format}, here {FORMAT})"
+
+
+def of_each(texts: Iterable[tuple[int, str]]) -> str:
+    """Say what is said of each rank, of those of which the same is said together."""
+    with_it: dict[str, list[int]] = {}
+    for rank, text in texts:
+        with_it.setdefault(text, []).append(rank)
+    return "; ".join(f"{named(ranks)} {text}" for text, ranks in with_it.items())
 
 
 def named(ranks: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeGuard
@@ -25,7 +26,7 @@ from masked_dispatch.distributed.extents import (
     statement_of_several,
     statements_of,
 )
-from masked_dispatch.distributed.messages import Eager, Functional, digest_of_mask, unpack
+from masked_dispatch.distributed.messages import Eager, Functional, digest_of_mask, settle, unpack
 from masked_dispatch.distributed.records import (
     Masks,
     in_one,
@@ -454,23 +455,13 @@ def sizes_do_not_fit(large: str, larger: Tensor, small: str, smaller: Tensor, ra
 def work_for(finish: Callable[[], None]) -> Any:
     """Return a Work whose first `wait()` calls `finish`; every `wait()` raises the error of that call, if any."""
     lock = threading.Lock()
-    outcome: list[Exception | None] = []
+    outcome: Future[None] = Future()
 
     def wait(timeout: timedelta) -> bool:
         with lock:
-            if not outcome:
-                outcome.append(_outcome(finish))
-        error = outcome[0]
-        if error is not None:
-            raise error
+            if not outcome.done():
+                settle(outcome, finish)
+        outcome.result()
         return True
 
     return work_that_calls(wait)
-
-
-def _outcome(finish: Callable[[], None]) -> Exception | None:
-    try:
-        finish()
-    except Exception as error:
-        return error
-    return None

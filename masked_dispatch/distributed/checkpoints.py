@@ -31,7 +31,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager
 from torch.distributed.tensor import DTensor
 
-from masked_dispatch.distributed.agreement import described, named
+from masked_dispatch.distributed.agreement import described, of_each
+from masked_dispatch.distributed.messages import settle
 from masked_dispatch.replacements import replace
 from masked_dispatch.tensor.checks import contains_masked
 from masked_dispatch.tensor.extents import forget_extent, receive_extent
@@ -216,16 +217,16 @@ def check_entries(state_dict: dict[str, Any], metadata: Metadata) -> None:
 
 def check_ranks(plans: Iterable[SavePlan]) -> None:
     """Raise if ranks save one entry masked and plain, or in different storage: torch would write only one of them."""
-    found: dict[str, dict[str, list[int]]] = {}
+    found: dict[str, dict[tuple[int, str], None]] = {}  # by name, in the order of ranks
     for rank, plan in enumerate(plans):
         for item in plan.items:
             data = item.tensor_data
             text = "an object" if data is None else in_words(data.properties, data.size)
-            found.setdefault(item.index.fqn, {}).setdefault(text, []).append(rank)
-    for name, ranks in found.items():
-        if len(ranks) > 1 and any(text.startswith("masked") for text in ranks):
-            parts = "; ".join(f"{named(sorted(set(which)))} has {text}" for text, which in ranks.items())
-            raise ValueError(f"{name!r} differs between the ranks that save it: {parts}. Nothing was saved.")
+            found.setdefault(item.index.fqn, {})[rank, f"has {text}"] = None
+    for name, each in found.items():
+        texts = {text for _, text in each}
+        if len(texts) > 1 and any(text.startswith("has masked") for text in texts):
+            raise ValueError(f"{name!r} differs between the ranks that save it: {of_each(each)}. Nothing was saved.")
 
 
 def check_files(reader: FileSystemReader, plan: LoadPlan) -> None:
@@ -388,14 +389,7 @@ def stage_pieces(stage: Stage, stager: Any, state_dict: dict[str, Any], *args: A
 def later(state_dict: dict[str, Any], copies: Future[Any]) -> Future[Any]:
     """Return a future of the staged state, which another thread copies."""
     done: Future[Any] = Future()
-
-    def finish(copied: Future[Any]) -> None:
-        try:
-            done.set_result(together(state_dict, copied.result()))
-        except Exception as error:
-            done.set_exception(error)
-
-    copies.add_done_callback(finish)
+    copies.add_done_callback(lambda copied: settle(done, lambda: together(state_dict, copied.result())))
     return done
 
 

@@ -104,7 +104,7 @@ def alike(
 
     is_mask  whether the mask is the extent, on all ranks that hold parts of the tensor
     """
-    result = together(place(data_of(tensor), placements), place(mask_of(tensor), placements))
+    result = together(place(data_of(tensor), placements), place(tensor.get_mask(), placements))
     extent = tensor._extent
     if extent is None:
         return result
@@ -170,30 +170,21 @@ def together(data: Tensor, mask: Tensor) -> MaskedTensor:
     return as_masked_tensor(waited_for(data), waited_for(mask))
 
 
-def data_of(tensor: Tensor) -> Tensor:
+def data_of(tensor: MaskedTensor) -> Tensor:
     """Return the data of a masked tensor; differentiable."""
-    return unwrap(tensor).data if isinstance(tensor, MaskedTensor) else tensor
+    return unwrap(tensor).data
 
 
-def mask_of(tensor: Tensor) -> Tensor:
-    return tensor.get_mask() if isinstance(tensor, MaskedTensor) else tensor
-
-
-def booleans_of(tensor: Tensor) -> list[Tensor]:
-    """Return the booleans of what a tensor knows of its padding, of its shape; none if its mask is the extent."""
-    extent = tensor._extent if isinstance(tensor, MaskedTensor) else None
-    if not isinstance(tensor, MaskedTensor) or extent is None or all(f.said is None for f in extent.factors):
-        return []
-    return [as_bool(factor.there).expand(tensor.shape) for factor in factors_of(unwrap(tensor))]
-
-
-def with_booleans(tensor: MaskedTensor, extent: Extent, booleans: Sequence[Tensor]) -> MaskedTensor:
-    """Return a placed tensor with the extent that `booleans_of` have been placed alike of."""
-    if not booleans:
-        return with_extent(tensor, extent)
-    pairs = zip(extent.factors, booleans, strict=True)
-    factors = [Factor(f.along, waited_for(narrowed(as_int8(there), f.along))) for f, there in pairs]
-    return with_extent(tensor, Extent(tuple(factors), extent.is_mask))
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """Return data, mask and the booleans of what a tensor knows of its padding, each of its shape; of a plain tensor
+    the data alone. There are no booleans if the mask is the extent.
+    """
+    if not isinstance(tensor, MaskedTensor):
+        return [tensor]
+    parts, extent = [data_of(tensor), tensor.get_mask()], tensor._extent
+    if extent is None or all(f.said is None for f in extent.factors):
+        return parts
+    return [*parts, *(as_bool(factor.there).expand(tensor.shape) for factor in factors_of(unwrap(tensor)))]
 
 
 def is_distributed(tensor: MaskedTensor) -> bool:
@@ -293,28 +284,25 @@ def placing_values(function: Hook) -> Hook:
 
 def placed(function: Callable[[Values], Values], values: Values) -> Values:
     """Return a placing function's result, with masked tensors built from placed data and masks."""
-    several = list(values) if isinstance(values, (list, tuple)) else [values]
+    one = not isinstance(values, (list, tuple))
+    several = [values] if one else list(values)
     if not has_masked(several):
         return function(values)
-    data, masks = function(_each(data_of, values)), function(_each(mask_of, values))
-    count = max(len(booleans_of(value)) for value in several)
-    booleans = [function(_each(functools.partial(_nth_boolean, n), values)) for n in range(count)]
-    if not isinstance(data, (list, tuple)):
-        return _masked_again(several[0], data, masks, booleans)
-    each = [[placed[n] for placed in booleans] for n in range(len(data))]
-    return tuple(_masked_again(*parts) for parts in zip(several, data, masks, each, strict=True))
+    parts = [parts_of(value) for value in several]
+    # Every call takes a part of each value: the last one again of a value that has fewer.
+    rounds = [[each[min(n, len(each) - 1)] for each in parts] for n in range(max(map(len, parts)))]
+    results = [function(each[0] if one else type(values)(each)) for each in rounds]
+    if not isinstance(results[0], (list, tuple)):
+        return _masked_again(several[0], results)
+    of_values = zip(several, parts, zip(*results, strict=True), strict=True)
+    return tuple(_masked_again(value, found[: len(own)]) for value, own, found in of_values)
 
 
-def _nth_boolean(n: int, value: Tensor) -> Tensor:
-    """Return a boolean that travels with a value; the mask of one that has fewer, because every call takes all."""
-    booleans = booleans_of(value)
-    return booleans[n] if n < len(booleans) else mask_of(value)
-
-
-def _masked_again(value: Tensor, data: Tensor, mask: Tensor, booleans: Sequence[Tensor]) -> Tensor:
+def _masked_again(value: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """Return the placed data of a value under its placed mask, with what the value knows of its padding."""
     if not isinstance(value, MaskedTensor):
-        return data
+        return parts[0]
+    data, mask, *booleans = parts
     result, extent = together(data, mask), value._extent
     if extent is None:
         return result
@@ -325,11 +313,11 @@ def _masked_again(value: Tensor, data: Tensor, mask: Tensor, booleans: Sequence[
             f"dimension {divided[0]} numbers the positions of its samples, which no part has whole. Divide another "
             "dimension; or pass x.without_extent(), in which padding counts as missing."
         )
-    return with_booleans(result, extent, booleans[: len(booleans_of(value))])
-
-
-def _each(chosen: Callable[[Tensor], Tensor], values: Values) -> Values:
-    return type(values)(map(chosen, values)) if isinstance(values, (list, tuple)) else chosen(values)
+    if not booleans:
+        return with_extent(result, extent)
+    pairs = zip(extent.factors, booleans, strict=True)
+    factors = [Factor(f.along, waited_for(narrowed(as_int8(there), f.along))) for f, there in pairs]
+    return with_extent(result, Extent(tuple(factors), extent.is_mask))
 
 
 def distribute_module(

@@ -245,20 +245,14 @@ def replaced(target: Tensor, arrived: Any) -> Tensor:
     return target.copy_(arrived)
 
 
-def all_reduce_(tensor: Tensor, reduce_op: str, group: Group) -> Tensor:
-    return replaced(tensor, all_reduce(tensor, reduce_op, group))
+def in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Write the result to the tensor, for operators that change it."""
+    return lambda tensor, *args: replaced(tensor, function(tensor, *args))
 
 
-def broadcast_(tensor: Tensor, src: int, group: Group) -> Tensor:
-    return replaced(tensor, broadcast(tensor, src, group))
-
-
-def all_gather_into_tensor_out(tensor: Tensor, group_size: int, group: Group, *, out: Tensor) -> Tensor:
-    return replaced(out, all_gather_into_tensor(tensor, group_size, group))
-
-
-def reduce_scatter_tensor_out(tensor: Tensor, reduce_op: str, group_size: int, group: Group, *, out: Tensor) -> Tensor:
-    return replaced(out, reduce_scatter_tensor(tensor, reduce_op, group_size, group))
+def into_out(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Write the result to `out`, for operators that have it."""
+    return lambda tensor, *args, out: replaced(out, function(tensor, *args))
 
 
 def each(function: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
@@ -271,24 +265,20 @@ def as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
+# What is served of each collective, by the end of the operator's name; torch has some of these of each.
+VARIANTS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., Any]]] = {
+    "": lambda function: function,
+    "_": in_place,
+    "_out": into_out,
+    "_coalesced": each,
+    "_coalesced_": lambda function: each(in_place(function)),
+}
+COLLECTIVES: tuple[Callable[..., Tensor], ...] = (
+    *(all_reduce, all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single, broadcast),
+)
 SERVED: dict[str, Callable[..., Any]] = {
-    "_c10d_functional::all_reduce": all_reduce,
-    "_c10d_functional::all_reduce_": all_reduce_,
-    "_c10d_functional::all_reduce_coalesced": each(all_reduce),
-    "_c10d_functional::all_reduce_coalesced_": each(all_reduce_),
-    "_c10d_functional::all_gather_into_tensor": all_gather_into_tensor,
-    "_c10d_functional::all_gather_into_tensor_out": all_gather_into_tensor_out,
-    "_c10d_functional::all_gather_into_tensor_coalesced": each(all_gather_into_tensor),
-    "_c10d_functional::reduce_scatter_tensor": reduce_scatter_tensor,
-    "_c10d_functional::reduce_scatter_tensor_out": reduce_scatter_tensor_out,
-    "_c10d_functional::reduce_scatter_tensor_coalesced": each(reduce_scatter_tensor),
-    "_c10d_functional::all_to_all_single": all_to_all_single,
-    "_c10d_functional::broadcast": broadcast,
-    "_c10d_functional::broadcast_": broadcast_,
-    "_c10d_functional::wait_tensor": as_it_is,
-    "_c10d_functional_autograd::all_gather_into_tensor": all_gather_into_tensor,
-    "_c10d_functional_autograd::reduce_scatter_tensor": reduce_scatter_tensor,
-    "_c10d_functional_autograd::all_to_all_single": all_to_all_single,
+    **{function.__name__ + end: of(function) for function in COLLECTIVES for end, of in VARIANTS.items()},
+    "wait_tensor": as_it_is,
 }
 
 
@@ -314,8 +304,9 @@ def not_wrapped(keyset: DispatchKeySet, tensor: Tensor) -> Tensor:
 
 def install() -> None:
     """The package calls this once, on import."""
-    for name, function in SERVED.items():
-        namespace, _, operator = name.partition("::")
-        op = getattr(getattr(torch.ops, namespace), operator).default
-        kernel_table.put(op, functional_kernel(op, function))
+    for operators in (torch.ops._c10d_functional, torch.ops._c10d_functional_autograd):
+        for name, function in SERVED.items():
+            if hasattr(operators, name):
+                op = getattr(operators, name).default
+                kernel_table.put(op, functional_kernel(op, function))
     _library.impl("_wrap_tensor_autograd", never_compiled(not_wrapped), "PreDispatch", with_keyset=True)

@@ -8,7 +8,8 @@ import ctypes
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -18,6 +19,7 @@ from op_registry.older_torch import all_gather_single, reduce_scatter_single
 from op_registry.records.validity import kept_with
 
 Awaited = Callable[[], Tensor]
+T = TypeVar("T")
 
 
 def awaited(work: Any, result: Tensor) -> Awaited:
@@ -27,6 +29,14 @@ def awaited(work: Any, result: Tensor) -> Awaited:
         return result
 
     return wait
+
+
+def settle(outcome: Future[T], function: Callable[[], T]) -> None:
+    """Call a function, and let a future have what it returns or raises."""
+    try:
+        outcome.set_result(function())
+    except Exception as error:
+        outcome.set_exception(error)
 
 
 class Eager:

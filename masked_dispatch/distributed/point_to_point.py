@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from masked_dispatch.distributed.agreement import HEADER, Description, decoded, described, encoded, unanswered
+from masked_dispatch.distributed.agreement import (
+    HEADER,
+    Description,
+    check_problems,
+    decoded,
+    described,
+    encoded,
+    unanswered,
+)
 from masked_dispatch.distributed.calls import Call, Finish
-from masked_dispatch.distributed.messages import Awaited, Eager, awaited, in_bytes
+from masked_dispatch.distributed.messages import Awaited, Eager, awaited, in_bytes, settle
 from op_registry import MaskedSemanticsError
 
 # Tags of plain messages are small numbers.
@@ -88,8 +97,8 @@ def moved_between(call: Call, channel: Channel, sender: int, receiver: int) -> F
 
 # A side of a message stream: "send" or "recv", the group, the peer, the tag.
 Side = tuple[str, ProcessGroup, int, int]
-# For each side, whether the data of the last message has started to move.
-_asked: dict[Side, threading.Event] = {}
+# For each side, what writes the last message, once its data has started to move.
+_asked: dict[Side, Future[Finish]] = {}
 
 
 def in_background(ask: Callable[[], Finish], key: Side) -> Callable[[], Finish]:
@@ -98,29 +107,21 @@ def in_background(ask: Callable[[], Finish], key: Side) -> Callable[[], Finish]:
     Data moves as soon as the peer has described its tensor. A thread does this because the peer must not depend on the
     order in which this process waits.
     """
-    before, done = _asked.get(key), threading.Event()
-    _asked[key] = done
-    outcome: list[Finish | Exception] = []
+    before, outcome = _asked.get(key), Future[Finish]()
+    _asked[key] = outcome
 
     def run() -> None:
-        try:
-            if before is not None:
-                before.wait()
-            outcome.append(ask())
-        except Exception as error:
-            outcome.append(error)
-        finally:
-            done.set()
+        if before is not None:
+            before.exception()  # waits
+        settle(outcome, ask)
 
     threading.Thread(target=run, daemon=True).start()
 
     def wait() -> Finish:
-        done.wait()
-        if _asked.get(key) is done:
+        outcome.exception()  # waits
+        if _asked.get(key) is outcome:
             del _asked[key]
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        return outcome[0]
+        return outcome.result()
 
     return wait
 
@@ -143,9 +144,7 @@ def answer(message: Callable[[], Tensor], mine: Description) -> Description:
 def check(offer: Description, expected: Description, group: ProcessGroup, sender: int, receiver: int) -> None:
     """Raise the same error on both sides if the sent tensor does not match the expected one."""
     ranks = distributed.get_process_group_ranks(group)
-    for side, rank in ((offer, sender), (expected, receiver)):
-        if side.problem is not None:
-            raise MaskedSemanticsError(f"{side.call} on rank {ranks[rank]}: {side.problem}")
+    check_problems([ranks[sender], ranks[receiver]], [offer, expected])
     if (offer.tensors, offer.format) != (expected.tensors, expected.format):
         raise ValueError(
             f"rank {ranks[sender]} sends {offer.tensors[0]} to rank {ranks[receiver]}, which expects "

@@ -215,3 +215,55 @@ class InOrder:
 
     def _moved(self, elements: Tensor, which: int) -> Tensor:
         return elements.gather(self.dim, self._moves[which]) if self._moves else elements
+
+
+class Statistics:
+    """Statistics of the valid elements of each group or window: those that need their numbers, sums and variances.
+
+    filled  the elements, 0 or False where invalid
+    least   the number of valid elements that a result needs; 0: the sum of none is 0
+    """
+
+    _filled: Tensor
+    _least: int
+
+    def _numbers_of_valid(self) -> Tensor:
+        raise NotImplementedError
+
+    def _sums(self, dtype: torch.dtype) -> Tensor:
+        """The sums, added up in a dtype."""
+        raise NotImplementedError
+
+    def _variances(self, correction: float) -> Tensor:
+        """The variances, in the dtype that sums are added up in, real for complex values."""
+        raise NotImplementedError
+
+    def _result(self, values: Tensor, least: int) -> MaskedTensor:
+        """What was computed for each group or window, valid where it has so many valid elements."""
+        raise NotImplementedError
+
+    def sum(self) -> MaskedTensor:
+        """The sum, in the dtype that torch.sum gives."""
+        adding, result = summed_dtype(self._filled)
+        return self._result(self._sums(adding).to(result), self._least)
+
+    def mean(self) -> MaskedTensor:
+        """The mean."""
+        check_inexact(self._filled, "mean")
+        adding, result = summed_dtype(self._filled)
+        return self._of_some((self._sums(adding) / self._numbers_of_valid().clamp(min=1)).to(result))
+
+    @takes_keywords
+    def var(self, correction: float = 1) -> MaskedTensor:
+        """The variance; of one element NaN, as torch.var gives. Real for complex values."""
+        check_inexact(self._filled, "var")
+        return self._of_some(self._variances(correction).to(self._filled.real.dtype))
+
+    @takes_keywords
+    def std(self, correction: float = 1) -> MaskedTensor:
+        """The standard deviation; of one element NaN, as torch.std gives. Real for complex values."""
+        check_inexact(self._filled, "std")
+        return self._of_some(root(self._variances(correction)).to(self._filled.real.dtype))
+
+    def _of_some(self, values: Tensor) -> MaskedTensor:
+        return self._result(values, max(self._least, 1))

@@ -17,14 +17,7 @@ from masked_dispatch import interop
 from masked_dispatch.api.along_dim import average_ranks, order_by_group
 from masked_dispatch.api.construct import as_masked_tensor
 from masked_dispatch.interop.crossing import filled, mask_of, placed_like
-from masked_dispatch.missing.filling import (
-    check_inexact,
-    root,
-    square_of_distance,
-    summed_dtype,
-    takes_keywords,
-    takes_tensor,
-)
+from masked_dispatch.missing.filling import Statistics, check_inexact, square_of_distance, summed_dtype, takes_tensor
 from masked_dispatch.tensor.checks import as_plain_tensor, least_and_most, values_unknown
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 
@@ -53,7 +46,7 @@ _ONE_AT_A_TIME = (
 )
 
 
-class GroupBy:
+class GroupBy(Statistics):
     """Statistics of the groups of a tensor along `dim`, made by `groupby`.
 
     labels   the different labels, sorted, one for each row of a result: a tensor for a tensor or a list of integers,
@@ -69,7 +62,7 @@ class GroupBy:
     """
 
     def __init__(self, x: Tensor, labels: Labels, dim: int, num_groups: int | None) -> None:
-        self._filled, self._mask = filled(x), mask_of(x)
+        self._filled, self._mask, self._least = filled(x), mask_of(x), 1
         size = x.size(dim)
         self._dim = dim % x.ndim
         self.labels: Any
@@ -118,32 +111,7 @@ class GroupBy:
 
     def count(self) -> Tensor:
         """The number of valid elements of each group: int64; plain, or there where the group is."""
-        return placed_like(self._counts(), self._like)  # type: ignore[no-any-return]
-
-    def _counts(self) -> Tensor:
-        return self._rows(self._sums(self._mask.to(torch.int64)))
-
-    def sum(self) -> MaskedTensor:
-        """The sum, in the dtype that torch.sum gives."""
-        adding, result = summed_dtype(self._filled)
-        return self._result(self._rows(self._sums(self._filled.to(adding))), result)
-
-    def mean(self) -> MaskedTensor:
-        """The mean."""
-        check_inexact(self._filled, "mean")
-        return self._result(self._rows(self._means()), self._filled.dtype)
-
-    @takes_keywords
-    def var(self, correction: float = 1) -> MaskedTensor:
-        """The variance; of one element NaN, as torch.var gives. Real for complex values."""
-        check_inexact(self._filled, "var")
-        return self._result(self._variances(correction), self._filled.real.dtype)
-
-    @takes_keywords
-    def std(self, correction: float = 1) -> MaskedTensor:
-        """The standard deviation; of one element NaN, as torch.std gives. Real for complex values."""
-        check_inexact(self._filled, "std")
-        return self._result(root(self._variances(correction)), self._filled.real.dtype)
+        return placed_like(self._numbers_of_valid(), self._like)  # type: ignore[no-any-return]
 
     def min(self) -> MaskedTensor:
         """The least element, NaN if one is; the gradient is that of the first one that is least."""
@@ -183,23 +151,25 @@ class GroupBy:
         ranked = as_masked_tensor(ranks, self._members() < self._count)
         return placed_like(ranked, self._given)  # type: ignore[no-any-return]
 
-    def _sums(self, values: Tensor) -> Tensor:
+    def _numbers_of_valid(self) -> Tensor:
+        return self._rows(self._added(self._mask.to(torch.int64)))
+
+    def _sums(self, dtype: torch.dtype) -> Tensor:
+        return self._rows(self._added(self._filled.to(dtype)))
+
+    def _added(self, values: Tensor) -> Tensor:
         """Sums along `dim` over the elements of each group, and a last row for the elements in no group."""
         sizes = list(values.shape)
         sizes[self._dim] = self._count + 1
         return values.new_zeros(sizes).index_add(self._dim, self._numbers, values)
 
-    def _means(self) -> Tensor:
-        """One row more, as of `_sums`."""
-        adding, _ = summed_dtype(self._filled)
-        return self._sums(self._filled.to(adding)) / self._sums(self._mask.to(torch.int64)).clamp(min=1)
-
     def _variances(self, correction: float) -> Tensor:
         """The mean square of the distances from the mean, which is subtracted first: nothing cancels."""
-        means = self._means()
-        distances = self._filled.to(means.dtype) - means.index_select(self._dim, self._numbers)
-        squares = self._rows(self._sums(square_of_distance(torch.where(self._mask, distances, 0))))
-        counts = self._counts()
+        adding, _ = summed_dtype(self._filled)
+        means = self._added(self._filled.to(adding)) / self._added(self._mask.to(torch.int64)).clamp(min=1)
+        distances = self._filled.to(adding) - means.index_select(self._dim, self._numbers)
+        squares = self._rows(self._added(square_of_distance(torch.where(self._mask, distances, 0))))
+        counts = self._numbers_of_valid()
         return squares / torch.where(counts > 0, (counts - correction).clamp(min=0), 1)
 
     def _members(self) -> Tensor:
@@ -209,7 +179,7 @@ class GroupBy:
 
     def _places(self) -> tuple[Tensor, Tensor]:
         """Where each group's first and last elements are when all are in the order of their groups."""
-        counts = self._counts()
+        counts = self._numbers_of_valid()
         ends = counts.cumsum(self._dim)
         return ends - counts, ends - 1
 
@@ -220,7 +190,7 @@ class GroupBy:
         """
         values, size = self._filled, self._filled.shape[self._dim]
         if not size:
-            return [self._result(self._rows(self._sums(values)), values.dtype) for _ in places]
+            return [self._of_some(self._rows(self._added(values))) for _ in places]
         order = order_by_group(self._members(), self._dim, None if greatest is None else values)
 
         def at(places: Tensor) -> Tensor:
@@ -230,14 +200,14 @@ class GroupBy:
         if greatest is not None:
             last = at(greatest)
             chosen = [torch.where(last != last, last, each) for each in chosen]
-        return [self._result(each, values.dtype) for each in chosen]
+        return [self._of_some(each) for each in chosen]
 
     def _rows(self, results: Tensor) -> Tensor:
         """Those of the groups."""
         return results.narrow(self._dim, 0, self._count)
 
-    def _result(self, values: Tensor, dtype: torch.dtype) -> MaskedTensor:
-        found = as_masked_tensor(values.to(dtype), self._counts() > 0)
+    def _result(self, values: Tensor, least: int) -> MaskedTensor:
+        found = as_masked_tensor(values, self._numbers_of_valid() >= least)
         return placed_like(found, self._like)  # type: ignore[no-any-return]
 
 

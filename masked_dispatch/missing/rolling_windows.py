@@ -14,15 +14,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from masked_dispatch.missing.filling import (
-    InOrder,
-    check_inexact,
-    root,
-    square_of_distance,
-    summed_dtype,
-    takes_keywords,
-    takes_tensor,
-)
+from masked_dispatch.missing.filling import InOrder, Statistics, square_of_distance, summed_dtype, takes_tensor
 from masked_dispatch.tensor.masked_tensor import MaskedTensor
 from op_registry.records.arguments import Number, highest, lowest
 
@@ -48,7 +40,7 @@ def rolling(x: Tensor, window: int, dim: int, center: bool = False, min_count: i
     return Rolling(x, window, dim, center, min_count)
 
 
-class Rolling:
+class Rolling(Statistics):
     """Statistics of rolling windows, made by `rolling`.
 
     Results have the shape of `x`, are stored densely, and are masked: invalid where a window has fewer than `min_count`
@@ -92,29 +84,6 @@ class Rolling:
         """The number of valid elements of each window, int64, whatever `min_count` is; plain, or there where `x` is."""
         return self._given.counts(self._counts)
 
-    def sum(self) -> MaskedTensor:
-        """The sum, in the dtype that torch.sum gives."""
-        adding, result = summed_dtype(self._filled)
-        return self._given.result(self._sums(adding).to(result), self._counts >= self._least)
-
-    def mean(self) -> MaskedTensor:
-        """The mean."""
-        check_inexact(self._filled, "mean")
-        adding, result = summed_dtype(self._filled)
-        return self._result((self._sums(adding) / self._counts.clamp(min=1)).to(result))
-
-    @takes_keywords
-    def var(self, correction: float = 1) -> MaskedTensor:
-        """The variance; of one element NaN, as torch.var gives. Real for complex values."""
-        check_inexact(self._filled, "var")
-        return self._result(self._variances(correction).to(self._filled.real.dtype))
-
-    @takes_keywords
-    def std(self, correction: float = 1) -> MaskedTensor:
-        """The standard deviation; of one element NaN, as torch.std gives. Real for complex values."""
-        check_inexact(self._filled, "std")
-        return self._result(root(self._variances(correction)).to(self._filled.real.dtype))
-
     def min(self) -> MaskedTensor:
         """The least element, NaN if one is."""
         return self._extreme(highest, torch.minimum)
@@ -129,6 +98,9 @@ class Rolling:
         elements = tuple(torch.constant_pad_nd(part.movedim(self._dim, -1), self._around, fill) for part in state)
         return tuple(part.movedim(-1, self._dim) for part in merged_windows(elements, self._window, merge))
 
+    def _numbers_of_valid(self) -> Tensor:
+        return self._counts
+
     def _sums(self, dtype: torch.dtype) -> Tensor:
         return self._over_windows((self._filled.to(dtype),), _added)[0]
 
@@ -139,7 +111,7 @@ class Rolling:
         state = (self._mask.to(real), values, torch.zeros_like(values, dtype=real))
         squares = self._over_windows(state, _moments_of_both)[2]
         # 0 / 0 has no place where the result is invalid: its derivative would be NaN.
-        return squares / torch.where(self._are_valid(), (self._counts - correction).clamp(min=0), 1)
+        return squares / torch.where(self._counts >= max(self._least, 1), (self._counts - correction).clamp(min=0), 1)
 
     def _extreme(
         self, identity: Callable[[torch.dtype], Number], choose: Callable[[Tensor, Tensor], Tensor]
@@ -148,13 +120,10 @@ class Rolling:
             raise TypeError(f"complex values have no order, so no minimum and no maximum; got {self._filled.dtype}")
         fill = identity(self._filled.dtype)
         values = torch.where(self._mask, self._filled, torch.full_like(self._filled, fill))
-        return self._result(self._over_windows((values,), lambda a, b: (choose(a[0], b[0]),), fill)[0])
+        return self._of_some(self._over_windows((values,), lambda a, b: (choose(a[0], b[0]),), fill)[0])
 
-    def _result(self, values: Tensor) -> MaskedTensor:
-        return self._given.result(values, self._are_valid())
-
-    def _are_valid(self) -> Tensor:
-        return self._counts >= max(self._least, 1)
+    def _result(self, values: Tensor, least: int) -> MaskedTensor:
+        return self._given.result(values, self._counts >= least)
 
 
 def merged_windows(elements: State, window: int, merge: Callable[[State, State], State]) -> State:

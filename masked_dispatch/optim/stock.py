@@ -124,55 +124,53 @@ def check(optimizer: Optimizer) -> None:
     if not any(issubclass(kind, MaskedTensor) for kind in kinds):
         return
     parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-    refused, refused_masked = entry_for(optimizer, REFUSED), entry_for(optimizer, REFUSED_MASKED)
-    refused_gaps = entry_for(optimizer, REFUSED_GAPS)
-    warned = None if refused else entry_for(optimizer, WARNED)
+    refused = [(concerns, entry_for(optimizer, table), what) for table, concerns, what in REFUSALS]
+    warned = entry_for(optimizer, WARNED)
     for number, (parameter, group) in enumerate(parameters):
-        if parameter.grad is None:
-            continue
-        if isinstance(parameter, MaskedTensor):
-            if refused_masked is not None and (is_partial(parameter) or is_partial(parameter.grad)):
-                raise_for_masked_parameter(optimizer, number, parameter, refused_masked)
-            if refused_gaps is not None and has_gaps(parameter):
-                raise_for_masked_parameter(optimizer, number, parameter, refused_gaps)
-        elif isinstance(parameter.grad, MaskedTensor):
-            if refused is not None:
-                raise_for_masked_gradient(optimizer, number, parameter, refused)
-            if warned is not None and group.get("momentum", 1) != 0:
-                warn_of_masked_gradient(optimizer, warned)
+        for concerns, entry, what in refused:
+            if entry is not None and concerns(parameter):
+                refuse(optimizer, number, parameter, what, entry)
+        if warned is not None and is_plain_with_masked_gradient(parameter) and group.get("momentum", 1) != 0:
+            warn_of_masked_gradient(optimizer, warned)
 
 
-def is_partial(tensor: Tensor) -> bool:
-    """Whether an element is invalid."""
-    return isinstance(tensor, MaskedTensor) and not bool(tensor.get_mask().all())
+def is_plain_with_masked_gradient(parameter: Tensor) -> bool:
+    return isinstance(parameter.grad, MaskedTensor) and not isinstance(parameter, MaskedTensor)
 
 
-def has_gaps(parameter: MaskedTensor) -> bool:
+def is_masked_in_part(parameter: Tensor) -> bool:
+    """Whether an element of a masked parameter is invalid, in value or gradient."""
+    if parameter.grad is None or not isinstance(parameter, MaskedTensor):
+        return False
+    return any(isinstance(t, MaskedTensor) and not bool(t.get_mask().all()) for t in (parameter, parameter.grad))
+
+
+def has_gaps(parameter: Tensor) -> bool:
     """Whether a valid element of a masked parameter has no gradient."""
     gradient = parameter.grad
-    return isinstance(gradient, MaskedTensor) and bool((parameter.get_mask() & ~gradient.get_mask()).any())
+    if not isinstance(parameter, MaskedTensor) or not isinstance(gradient, MaskedTensor):
+        return False
+    return bool((parameter.get_mask() & ~gradient.get_mask()).any())
 
 
-def raise_for_masked_gradient(optimizer: Optimizer, number: int, parameter: Tensor, entry: tuple[str, str]) -> NoReturn:
-    """Refuse a masked gradient of a plain parameter."""
+# Each table, the parameters that it concerns, and what an error says of them.
+_IN_PART = "the parameter is masked, elements of it or of its gradient are invalid"
+REFUSALS: tuple[tuple[dict[type[Optimizer], str], Callable[[Tensor], bool], str], ...] = (
+    (REFUSED, is_plain_with_masked_gradient, "the parameter is plain and its gradient masked"),
+    (REFUSED_MASKED, is_masked_in_part, _IN_PART),
+    (REFUSED_GAPS, has_gaps, _IN_PART),
+)
+
+
+def refuse(optimizer: Optimizer, number: int, parameter: Tensor, what: str, entry: tuple[str, str]) -> NoReturn:
+    """Refuse a masked gradient of a plain parameter, or a masked parameter."""
     name, (why, way) = type(optimizer).__name__, entry
-    only_sparse = isinstance(optimizer, torch.optim.SparseAdam)
-    plain = "to_torch_sparse(layout=torch.sparse_coo)" if only_sparse else "to_tensor(0)"
+    if is_plain_with_masked_gradient(parameter):
+        only_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+        plain = "to_torch_sparse(layout=torch.sparse_coo)" if only_sparse else "to_tensor(0)"
+        way = f"{way}, or give the parameter a plain gradient: p.grad = p.grad.{plain}"
     raise MaskedSemanticsError(
-        f"{name} cannot step parameter {number} of shape {tuple(parameter.shape)}: the parameter is plain and "
-        f"its gradient masked, and {name} {why}. Use {way}, or give the parameter a plain "
-        f"gradient: p.grad = p.grad.{plain}"
-    )
-
-
-def raise_for_masked_parameter(
-    optimizer: Optimizer, number: int, parameter: Tensor, entry: tuple[str, str]
-) -> NoReturn:
-    """Refuse a masked parameter."""
-    name, (why, way) = type(optimizer).__name__, entry
-    raise MaskedSemanticsError(
-        f"{name} cannot step parameter {number} of shape {tuple(parameter.shape)}: the parameter is masked, elements "
-        f"of it or of its gradient are invalid, and {name} {why}. Use {way}"
+        f"{name} cannot step parameter {number} of shape {tuple(parameter.shape)}: {what}, and {name} {why}. Use {way}"
     )
 
 

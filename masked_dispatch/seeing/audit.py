@@ -454,7 +454,7 @@ def _reads_itself() -> bool:
 # Parts of this library between a caller's line and an operator, whose functions make the call that the line asks for.
 _SERVING = (
     "autograd", "compiler_internals", "dispatch", "engine_internals", "replacements", "scopes", "seeing", "tensor",
-    "torch_internals", "policies", "api.padding", "api.reductions", "api.skipna",
+    "torch_internals", "policies", "api.padding", "api.reductions",
 )  # fmt: skip
 _PARTS_SERVING = tuple(f"masked_dispatch.{part}" for part in _SERVING)
 
