@@ -255,7 +255,9 @@ def _fuzz(options: argparse.Namespace) -> int:
     for module in options.modules:
         _import(module)
     _check_subject(options.subject, ())
-    return fuzzing.run(options)
+    text, values = fuzzing.run(options)
+    _print(options, lambda: text, lambda: values)
+    return 1 if values["broken"] else 0
 
 
 def _explain(options: argparse.Namespace) -> int:

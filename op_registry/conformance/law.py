@@ -25,7 +25,7 @@ from op_registry.conformance.compare import ROUNDING, Outcome, Tolerance, bit_di
 from op_registry.conformance.masks import DESCRIPTIONS, KNOWN_ZERO, STORED, Masking, refilled
 from op_registry.conformance.oracles import expected
 from op_registry.conformance.oracles.call import Misdeclared, OracleFailed, Refused
-from op_registry.conformance.plain_torch import weighted_sum
+from op_registry.conformance.plain_torch import first_line, weighted_sum
 from op_registry.conformance.sample import Operator, Sample, start_random_numbers, tree_leaves, tree_map
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.errors import MaskedSemanticsError
@@ -167,19 +167,15 @@ def status_of(run: Callable[[], None], has_no_result: Callable[[], bool] = lambd
         return "error", f"not the rule, but {reason}"
     except (Refusal, MaskedSemanticsError) as reason:
         if has_no_result():
-            return "not asked", f"refused, as the semantics require: {_first_line(reason)}"
-        return "refused", _first_line(reason)
+            return "not asked", f"refused, as the semantics require: {first_line(reason)}"
+        return "refused", first_line(reason)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
         rule = str(error).partition(IN_A_RULE)[2]
         named = f"{IN_A_RULE.strip()} {rule}: " if rule else ""
-        return "error", f"{named}{type(error).__name__}: {_first_line(error)}{where}"
+        return "error", f"{named}{type(error).__name__}: {first_line(error)}{where}"
     return "pass", ""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:300]
 
 
 # -------------------------------------------------------------------------------------------------------------- a trial

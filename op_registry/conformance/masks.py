@@ -92,31 +92,21 @@ def _mask(kind: str, tensor: Tensor, generator: torch.Generator) -> Tensor | Non
     shape = tensor.shape
     if kind == "unstored":
         return None
-    if kind == "stored":
-        return torch.ones(shape, dtype=torch.bool)
-    if kind == "empty":
-        return torch.zeros(shape, dtype=torch.bool)
-    if kind == "first":
-        mask = torch.zeros(shape, dtype=torch.bool)
-        if mask.numel():
-            mask.reshape(-1)[0] = True
-        return mask
-    if kind == ONE_HOLE:
-        mask = torch.ones(shape, dtype=torch.bool)
-        if mask.numel():
-            mask.reshape(-1)[int(torch.randint(mask.numel(), (), generator=generator))] = False
-        return mask
-    if kind == "slices":
-        mask = torch.ones(shape, dtype=torch.bool)
-        if mask.ndim and mask.numel():
-            mask[0] = False
-            mask[..., 0] = False
-        return mask
     if kind == "broadcast":
         return _random([1 if d % 2 else s for d, s in enumerate(reversed(shape))][::-1], generator)
     if kind == "rows":
         return _random([*shape[:-1], 1] if shape else [], generator)
-    return _random(shape, generator)
+    if kind not in ("stored", "empty", "first", "slices", ONE_HOLE):
+        return _random(shape, generator)
+    mask = torch.full(shape, kind not in ("empty", "first"))
+    if kind == "first":
+        mask.reshape(-1)[:1] = True
+    elif kind == ONE_HOLE and mask.numel():
+        mask.reshape(-1)[int(torch.randint(mask.numel(), (), generator=generator))] = False
+    elif kind == "slices" and mask.ndim and mask.numel():
+        mask[0] = False
+        mask[..., 0] = False
+    return mask
 
 
 def masking(kind: str, tensors: Sequence[Tensor], seed: int = 0) -> Masking | None:
@@ -184,27 +174,17 @@ def refilled(tensor: Tensor, mask: Tensor | None, fill: str) -> Tensor:
     if copy.dtype in SIGNED:  # torch cannot write single elements of these
         return refilled(copy.view(SIGNED[copy.dtype]), mask, fill).view(copy.dtype)
     if copy.dtype is torch.bool:
-        garbage = torch.as_tensor(fill in ("nan", "inf", "max")).expand(copy.shape)
+        number: float = fill in ("nan", "inf", "max")
     elif copy.dtype.is_floating_point or copy.dtype.is_complex:
         real = torch.finfo(copy.dtype)
-        value = {
-            "nan": float("nan"),
-            "inf": float("inf"),
-            "-inf": float("-inf"),
-            "max": real.max,
-            "lowest": real.min,
-            "tiny": real.smallest_normal / 4,
-            ZERO: 0.0,
-            KNOWN_ZERO: 0.0,
-        }[fill]
-        garbage = torch.full((), value, dtype=copy.real.dtype if copy.dtype.is_complex else copy.dtype)
-        garbage = (
-            torch.complex(garbage, garbage) if copy.dtype.is_complex and copy.dtype is not torch.complex32 else garbage
-        )
-        garbage = garbage.to(copy.dtype).expand(copy.shape)
+        numbers = {"max": real.max, "lowest": real.min, "tiny": real.smallest_normal / 4, ZERO: 0.0, KNOWN_ZERO: 0.0}
+        number = numbers[fill] if fill in numbers else float(fill)
     else:
         whole = torch.iinfo(copy.dtype)
-        garbage_of = {"nan": whole.min, "inf": whole.max, "-inf": 0, "max": whole.max, "lowest": whole.min, "tiny": 1}
-        value = 0 if fill in (ZERO, KNOWN_ZERO) else garbage_of[fill]
-        garbage = torch.full((), value, dtype=copy.dtype).expand(copy.shape)
+        extremes = {"nan": whole.min, "inf": whole.max, "max": whole.max, "lowest": whole.min, "tiny": 1}
+        number = extremes.get(fill, 0)
+    garbage = torch.full((), number, dtype=copy.real.dtype if copy.dtype.is_complex else copy.dtype)
+    if copy.dtype.is_complex and copy.dtype is not torch.complex32:
+        garbage = torch.complex(garbage, garbage)
+    garbage = garbage.to(copy.dtype).expand(copy.shape)
     return copy.copy_(torch.where(mask, copy, garbage))  # in place, so that the copy keeps its strides

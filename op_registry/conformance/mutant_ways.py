@@ -176,10 +176,14 @@ def restating(name: str) -> Callable[[Restate], Restate]:
 
 
 Change = Callable[[Dense, Call], Dense | None]
+Fits = Callable[[Dense, Call], bool]
 
 
-def on_results(name: str, *laws: str) -> Callable[[Change], Change]:
-    """Decorator: registers a change of each result (the values of a sparse one), which returns None for no change."""
+def on_results(name: str, *laws: str, where: Fits = lambda result, call: True) -> Callable[[Change], Change]:
+    """Decorator: registers a change of each result (the values of a sparse one), which returns None for no change.
+
+    where  which results it fits
+    """
 
     def register(change: Change) -> Change:
         def on_all(call: Call) -> Any:
@@ -187,18 +191,17 @@ def on_results(name: str, *laws: str) -> Callable[[Change], Change]:
                 if isinstance(leaf, Permuted):
                     return leaf.like(on_one(leaf.base))
                 if isinstance(leaf, Sparse):
-                    values = change(leaf.values, call)
-                    call.changed |= values is not None
-                    return leaf if values is None else leaf.like(values)
-                if type(leaf) is Tensor:  # a plain result: it has values to change, but no mask
-                    record = change(Dense(leaf), call)
-                    call.changed |= record is not None and record.data is not leaf
-                    return leaf if record is None else record.data
-                if not isinstance(leaf, Dense):
+                    values = on_one(leaf.values)
+                    return leaf if values is leaf.values else leaf.like(values)
+                if type(leaf) is not Tensor and not isinstance(leaf, Dense):
                     return leaf
-                record = change(leaf, call)
-                call.changed |= record is not None
-                return leaf if record is None else record
+                # A plain result has values to change, but no mask.
+                result = leaf if isinstance(leaf, Dense) else Dense(leaf)
+                record = change(result, call) if where(result, call) else None
+                if record is None:
+                    return leaf
+                call.changed |= isinstance(leaf, Dense) or record.data is not leaf
+                return record if isinstance(leaf, Dense) else record.data
 
             return tree_map(on_one, call.result())
 
@@ -208,35 +211,18 @@ def on_results(name: str, *laws: str) -> Callable[[Change], Change]:
     return register
 
 
-def leaking(name: str, *laws: str) -> Callable[[Change], Change]:
-    """Like `on_results`, for floating-point and complex results of calls in which such an operand is partly invalid."""
-
-    def register(change: Change) -> Change:
-        def guarded(result: Dense, call: Call) -> Dense | None:
-            if not leaky(call) or result.dtype not in NUMBERS or not some_valid(result):
-                return None
-            return change(result, call)
-
-        return on_results(name, *laws)(guarded)
-
-    return register
-
-
 def leaky(call: Call) -> list[Dense]:
     return [r for r in call.partial() if r.dtype in NUMBERS]
 
 
-def on_gradients(name: str) -> Callable[[Change], Change]:
-    """Like `on_results`, for results that require grad."""
+def reads_hidden_numbers(result: Dense, call: Call) -> bool:
+    """Whether a result is of numbers, and such an operand is partly invalid."""
+    return bool(leaky(call)) and result.dtype in NUMBERS and some_valid(result)
 
-    def register(change: Change) -> Change:
-        def guarded(result: Dense, call: Call) -> Dense | None:
-            differentiable = result.data.requires_grad and torch.is_grad_enabled() and not being_traced(result.data)
-            return change(result, call) if differentiable and some_valid(result) else None
 
-        return on_results(name, "P5", "P3")(guarded)
-
-    return register
+def has_a_gradient(result: Dense, call: Call) -> bool:
+    differentiable = result.data.requires_grad and torch.is_grad_enabled() and not being_traced(result.data)
+    return differentiable and some_valid(result)
 
 
 # -------------------------------------------- ways of being wrong: the mutations of rules that test the laws themselves
@@ -455,26 +441,26 @@ def reads_the_mask(call: Call) -> Any:
 # ------------------------------------------------------------------------------------------------ data under the mask
 
 
-@leaking("garbage leaks into values")
+@on_results("garbage leaks into values", where=reads_hidden_numbers)
 def leak(result: Dense, call: Call) -> Dense | None:
     """Data under the mask is added to the result."""
     return result.like(result.data + hidden(leaky(call)).to(result.dtype))
 
 
-@leaking("hidden NaN leaks")
+@on_results("hidden NaN leaks", where=reads_hidden_numbers)
 def nan_leak(result: Dense, call: Call) -> Dense | None:
     """Data under the mask is multiplied by 0 and added to the result."""
     return result.like(result.data + (0 * hidden(leaky(call))).to(result.dtype))
 
 
-@leaking("garbage leaks into the mask")
+@on_results("garbage leaks into the mask", where=reads_hidden_numbers)
 def mask_leak(result: Dense, call: Call) -> Dense | None:
     """Hidden NaN makes results invalid."""
     valid = torch.ones(result.shape, dtype=torch.bool) if result.valid is None else result.valid
     return Dense(result.data, as_int8(valid & ~hidden(leaky(call)).isnan()))
 
 
-@leaking("garbage leaks into gradients", "P3", "P5")
+@on_results("garbage leaks into gradients", "P3", "P5", where=reads_hidden_numbers)
 def gradient_leak(result: Dense, call: Call) -> Dense | None:
     """The values are right; the gradient depends on data under the mask."""
     if not result.data.requires_grad or not torch.is_grad_enabled():
@@ -564,19 +550,19 @@ def raises_partial(call: Call) -> Any:
 # -------------------------------------------------------------------------------------------------------- gradients
 
 
-@on_gradients("gradient cut")
+@on_results("gradient cut", "P5", "P3", where=has_a_gradient)
 def gradient_cut(result: Dense, call: Call) -> Dense | None:
     """The result has no derivative."""
     return result.like(result.data.detach())
 
 
-@on_gradients("gradient doubled")
+@on_results("gradient doubled", "P5", "P3", where=has_a_gradient)
 def gradient_doubled(result: Dense, call: Call) -> Dense | None:
     """The values are right, the gradient is doubled."""
     return result.like(result.data + (result.data - result.data.detach()))
 
 
-@on_gradients("gradient wrong where something is invalid")
+@on_results("gradient wrong where something is invalid", "P5", "P3", where=has_a_gradient)
 def gradient_of_partial(result: Dense, call: Call) -> Dense | None:
     """The values are right, the gradient is doubled if an operand is partly valid (a mean divided by the wrong n)."""
     return gradient_doubled(result, call) if call.partial() else None

@@ -17,7 +17,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from op_registry.conformance.compare import bit_difference
-from op_registry.conformance.sample import Sample, start_random_numbers, tree_leaves
+from op_registry.conformance.sample import Sample, start_random_numbers, tensors_of, tree_leaves
 from op_registry.ops.reductions.torch_masked import OPERATORS
 
 
@@ -87,7 +87,7 @@ def derivative(sample: Sample, seed: int = 0) -> Derivative:
     start_random_numbers(seed)
     try:
         result = sample.differentiable_part(sample.fn(*args, **kwargs))
-        scalar = weighted_sum([(leaf, None) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
+        scalar = weighted_sum([(tensor, None) for tensor in tensors_of(result)])
         if scalar is None:
             return Derivative(0, "no result of plain torch requires grad")
         twice = sample.twice_differentiable
@@ -154,7 +154,7 @@ def _scalars(sample: Sample, seed: int, n: int, step: Tensor, order: int) -> tup
         copies[n] += step
     start_random_numbers(seed)
     result = sample.differentiable_part(sample.fn(*args, **kwargs))
-    scalar = weighted_sum([(leaf, None) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
+    scalar = weighted_sum([(tensor, None) for tensor in tensors_of(result)])
     if scalar is None:
         return [torch.zeros(())] * order, copies[n]
     if order < 2:
@@ -184,7 +184,12 @@ def _any_nonzero(gradients: Sequence[Tensor | None]) -> bool:
 
 def one_line(error: Exception) -> str:
     """An exception in one line."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+    return f"{type(error).__name__}: {first_line(error, 160)}"
+
+
+def first_line(error: Exception, most: int = 300) -> str:
+    """The first line of an exception's message, at most so many characters."""
+    return (str(error).strip().splitlines() or [""])[0][:most]
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
@@ -300,7 +305,7 @@ class Interpreter(SchemaCheckMode):  # type: ignore[misc, no-any-unimported]
 
     def anything_noted(self, args: object, kwargs: object) -> bool:
         """Whether a tensor among the arguments has a note."""
-        return any(self.noted(leaf) is not None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        return any(self.noted(tensor) is not None for tensor in tensors_of((args, kwargs)))
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `fn`, with every operator call that it makes computed by this interpreter."""
@@ -343,7 +348,7 @@ class Recorder(Interpreter):
         self.calls.append((op, args, kwargs))
         self.elements.append(0)
         result = op(*args, **kwargs)
-        self.elements[number] = sum(leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        self.elements[number] = sum(tensor.numel() for tensor in tensors_of(result))
         return result
 
     def recorded(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[RecordedCall]:

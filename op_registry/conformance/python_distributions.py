@@ -167,21 +167,11 @@ def _of_method(kind: str, method: str) -> list[Sample]:
 
 def _of_transform(kind: str, method: str) -> list[Sample]:
     transform, x = transforms()[kind]
-
-    def forward(x: Tensor) -> Tensor:
-        return transform(x)
-
-    def inverse(y: Tensor) -> Tensor:
-        return transform.inv(y)
-
-    def log_abs_det_jacobian(x: Tensor, y: Tensor) -> Tensor:
-        return transform.log_abs_det_jacobian(x, y)
-
     y = transform(x)
     calls: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
-        "forward": (forward, (x,)),
-        "inverse": (inverse, (y,)),
-        "log_abs_det_jacobian": (log_abs_det_jacobian, (x, y)),
+        "forward": (lambda x: transform(x), (x,)),
+        "inverse": (lambda y: transform.inv(y), (y,)),
+        "log_abs_det_jacobian": (lambda x, y: transform.log_abs_det_jacobian(x, y), (x, y)),
     }
     fn, args = calls[method]
     return [Sample(fn, args, {}, 0, torch.float32)]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from op_registry.conformance.compare import BITS, Tolerance, bit_difference, first_difference
 from op_registry.conformance.masks import refilled
+from op_registry.conformance.plain_torch import one_line
 from op_registry.conformance.sample import Sample, copied, start_random_numbers, tree_leaves
 from op_registry.conformance.subject import Subject
 from op_registry.errors import MaskedSemanticsError
@@ -289,9 +290,7 @@ def _compare(law: str, found: Result, wanted: Result, outcome: Outcome) -> None:
 
 
 def _told(result: Result) -> str:
-    if result.error is None:
-        return f"{len(result.leaves)} results"
-    return f"{type(result.error).__name__}: {str(result.error).splitlines()[0][:120] if str(result.error) else ''}"
+    return f"{len(result.leaves)} results" if result.error is None else one_line(result.error)
 
 
 def _without(found: Result, wanted: Result, size: int, rows: Tensor) -> Result:

@@ -188,6 +188,11 @@ def tree_leaves(tree: object, is_leaf: Callable[[Any], bool] | None = None) -> l
     return leaves
 
 
+def tensors_of(tree: object) -> list[Tensor]:
+    """The tensors among the leaves."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
 def _collect(tree: Any, is_leaf: Callable[[Any], bool] | None, leaves: list[Any]) -> None:
     kind = type(tree)
     if kind is Tensor or (is_leaf is not None and is_leaf(tree)):

@@ -471,6 +471,12 @@ def entries_by_overload() -> dict[OpOverload, tuple[str, ...]]:
     return {overload: tuple(names) for overload, names in entries.items()}
 
 
+def left_to_others(operator: Operator, once: bool, few: int) -> Callable[[OpOverload], bool]:
+    """A predicate: whether others than this operator ask an overload; if `once`, the first few entries that call it."""
+    owners = entries_by_overload() if once else {}
+    return lambda op: operator.name not in owners.get(op, (operator.name,))[:few]
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Arguments of command lines: a part of a list as ``K/N``, so that each of N runs takes a different part; a number.
 

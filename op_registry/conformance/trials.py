@@ -34,8 +34,8 @@ from op_registry.conformance.samples import (
     NOT_ON_THIS_MACHINE,
     DatabaseOperator,
     chosen,
-    entries_by_overload,
     entry_samples,
+    left_to_others,
     operator_named,
     operators_of,
     overload_samples,
@@ -228,7 +228,8 @@ def _compiled_samples(operator: Operator, dtype: torch.dtype, settings: Settings
     if isinstance(operator, RegisteredOperator):
         large = [s for s in _samples(operator, dtype) if all(t.numel() > 1 for t in s.tensors)]
         return chosen(large or _samples(operator, dtype), None if settings.sample is not None else MOST_COMPILED)
-    return [s for s in overload_samples(operator, dtype, _left_to_another_entry(operator, settings)) if s.tensors]
+    left_out = left_to_others(operator, settings.each_overload_once, 1)
+    return [s for s in overload_samples(operator, dtype, left_out) if s.tensors]
 
 
 def _samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
@@ -247,14 +248,6 @@ def _all_samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
 def _stored_samples(operator: Operator, dtype: torch.dtype) -> list[Sample]:
     """The samples for storages other than dense, all of them in the first part."""
     return storable(_all_samples(operator, dtype)) if operator.part.start == 0 else []
-
-
-def _left_to_another_entry(operator: Operator, settings: Settings, few: int = 1) -> Callable[[OpOverload], bool]:
-    """A predicate: whether the first `few` entries that call an overload ask it (`each_overload_once`)."""
-    if not settings.each_overload_once:
-        return lambda op: False
-    owners = entries_by_overload()
-    return lambda op: operator.name not in owners.get(op, (operator.name,))[:few]
 
 
 def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], None] = lambda text: None) -> Report:
@@ -291,8 +284,7 @@ def run_operator(name: str | Operator, settings: Settings, say: Callable[[str], 
         )
         report.counts.setdefault(gap.law, Counter())["broken"] += 1
     report.seconds = time.monotonic() - started
-    by_law = (report.counts, report.silences, report.dtypes, report.storages)
-    for table in (*by_law, report.rules, report.refusals, report.unasked):
+    for table in report.tables:
         table.update({key: dict(counts) for key, counts in table.items()})
     return report
 

@@ -60,6 +60,13 @@ class Report:
     seconds: float = 0.0
 
     @property
+    def tables(self) -> tuple[dict[str, dict[str, int]], ...]:
+        """All that is counted by status or reason."""
+        return (
+            self.counts, self.dtypes, self.storages, self.silences, self.rules, self.refusals, self.unasked
+        )  # fmt: skip
+
+    @property
     def failures(self) -> list[Outcome]:
         """Broken laws and unexpected errors, except in named gaps."""
         return [o for o in self.outcomes if o.status in ("broken", "error")]
@@ -70,9 +77,8 @@ class Report:
 
     def add(self, other: Report) -> None:
         """Add the results of other trials of the same operator."""
-        for table in ("counts", "dtypes", "storages", "silences", "rules", "refusals", "unasked"):
-            mine = getattr(self, table)
-            for key, counts in getattr(other, table).items():
+        for mine, others in zip(self.tables, other.tables, strict=True):
+            for key, counts in others.items():
                 mine[key] = dict(Counter(mine.get(key, {})) + Counter(counts))
         self.outcomes += other.outcomes
         self.reasons = dict(Counter(self.reasons) + Counter(other.reasons))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each program, in workers")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run the programs, print each violation as a snippet, and give the exit status: 1 if there was one."""
+def run(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Run the programs, and print each violation as a snippet; what came of all, in words and as values."""
     started = time.monotonic()
     settings = Settings(
         law="P7" if options.compiled and options.law != "P9" else options.law,
@@ -85,12 +85,16 @@ def run(options: argparse.Namespace) -> int:
         if number % PROGRAMS_PER_LINE == 0:
             say(f"{number} programs, {len(findings)} break {settings.law}, {memory}")
     seconds = time.monotonic() - started
-    for line in refusals(tally):
-        say(line)
-    say(f"{options.n} programs, {len(findings)} break {settings.law} ({seconds:.0f} s), {memory}")
-    if options.json:
-        print(as_json(findings, options, settings, memory, tally, seconds))
-    return 1 if findings else 0
+    summary = f"{options.n} programs, {len(findings)} break {settings.law} ({seconds:.0f} s), {memory}"
+    broken = [
+        {"seed": each.seed, "complaint": each.complaint, "code": each.code, "repeat": repeating(each, settings)}
+        for each in findings
+    ]
+    lines = {kind: {what: n for (of, what), n in sorted(tally.items()) if of == kind} for kind, _ in sorted(tally)}
+    return "\n".join([*refusals(tally), summary]), {
+        "law": settings.law, "first_seed": options.seed, "programs": options.n, "seconds": round(seconds, 3),
+        "peak_memory_MiB": memory.most, "broken": broken, "lines": lines,
+    }  # fmt: skip
 
 
 def repeating(finding: Finding, settings: Settings) -> str:
@@ -113,29 +117,6 @@ def refusals(tally: Tally) -> list[str]:
         *([f"lines refused in more than {OFTEN_REFUSED:.0%} of their calls:"] if lines else []),
         *lines,
     ]
-
-
-def as_json(
-    findings: Sequence[Finding],
-    options: argparse.Namespace,
-    settings: Settings,
-    memory: Memory,
-    tally: Tally,
-    seconds: float,
-) -> str:
-    """The results as values."""
-    broken = [
-        {"seed": each.seed, "complaint": each.complaint, "code": each.code, "repeat": repeating(each, settings)}
-        for each in findings
-    ]
-    fields = {
-        "command": "fuzz", "torch": torch.__version__, "law": settings.law, "first_seed": options.seed,
-        "programs": options.n, "seconds": round(seconds, 3), "peak_memory_MiB": memory.most, "broken": broken,
-        "lines": {
-            kind: {what: n for (of, what), n in sorted(tally.items()) if of == kind} for kind, _ in sorted(tally)
-        },
-    }  # fmt: skip
-    return json.dumps(fields, indent=1, ensure_ascii=False)
 
 
 class Memory:
@@ -217,7 +198,8 @@ def check_seed(seed: int, settings: Settings, tally: Tally | None = None) -> Fin
         return None
     smallest = shrunk(program, lambda smaller: law(smaller, subject) is not None)
     complaint = law(smallest, subject) or complaint
-    garbage = telling_garbage(smallest, subject) if settings.law == "P3" else None
+    told = telling_garbage(smallest, subject) if settings.law == "P3" else None
+    garbage = None if told is None else told[0]
     own, in_a_graph = complaint.startswith(OWN), IN_A_GRAPH in complaint
     code = f"# {settings.law} broken on {subject.name}: {complaint}\n" + snippet(
         smallest, settings.subject, garbage, own, in_a_graph

@@ -46,23 +46,19 @@ GARBAGE = (0, 1)
 
 def non_interference(program: Program, subject: Subject) -> str | None:
     """P3: with other garbage under the masks, the same values, masks, gradients and errors, bit for bit."""
+    found = telling_garbage(program, subject)
+    return None if found is None else found[1]
+
+
+def telling_garbage(program: Program, subject: Subject) -> tuple[int, str] | None:
+    """The garbage with which a program breaks P3, and how it does."""
     base = run(program, programs.wrapped(program.sources, subject, None), subject)
     for garbage in GARBAGE:
-        complaint = _with_garbage(program, subject, garbage, base)
+        other = run(program, programs.wrapped(program.sources, subject, garbage), subject)
+        complaint = _first_difference(other, base, BITS)
         if complaint is not None:
-            return complaint
+            return garbage, complaint
     return None
-
-
-def telling_garbage(program: Program, subject: Subject) -> int | None:
-    """The garbage with which a program breaks P3."""
-    base = run(program, programs.wrapped(program.sources, subject, None), subject)
-    return next((g for g in GARBAGE if _with_garbage(program, subject, g, base) is not None), None)
-
-
-def _with_garbage(program: Program, subject: Subject, garbage: int, base: Outcome) -> str | None:
-    other = run(program, programs.wrapped(program.sources, subject, garbage), subject)
-    return _first_difference(other, base, BITS)
 
 
 def all_valid_identity(program: Program, subject: Subject) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from op_registry.conformance.laws import LAWS
@@ -245,16 +246,12 @@ def _name(op: str) -> str:
 
 def _by_rule(reports: Sequence[Report]) -> tuple[dict[str, Counter[str]], ...]:
     """For each rule: its trials by status, why calls were refused, and why there was nothing to ask."""
-    counts: dict[str, Counter[str]] = {}
-    why: dict[str, Counter[str]] = {}
-    unasked: dict[str, Counter[str]] = {}
+    tables: tuple[dict[str, Counter[str]], ...] = ({}, {}, {})
     for report in reports:
-        for op, statuses in report.rules.items():
-            name = _name(op)
-            counts[name] = counts.get(name, Counter()) + Counter(statuses)
-            why[name] = why.get(name, Counter()) + Counter(report.refusals.get(op, {}))
-            unasked[name] = unasked.get(name, Counter()) + Counter(report.unasked.get(op, {}))
-    return counts, why, unasked
+        for table, of_report in zip(tables, (report.rules, report.refusals, report.unasked), strict=True):
+            for op, counts in of_report.items():
+                table.setdefault(_name(op), Counter()).update(counts)
+    return tables
 
 
 def _with_reasons(rules: Sequence[str], why: Mapping[str, Counter[str]]) -> list[str]:
@@ -280,12 +277,8 @@ def mutants_as_values(fates: Sequence[Fate], uncalled: Sequence[str]) -> dict[st
     """The fate of each mutant, and the mutants that are not accounted for."""
     return {
         "fates": [
-            {
-                "rule": fate.mutant.rule, "way": fate.mutant.way, "sparse": fate.mutant.sparse, "state": fate.state,
-                "law": fate.law, "message": fate.message,
-            }
-            for fate in fates
+            {**asdict(fate.mutant), "state": fate.state, "law": fate.law, "message": fate.message} for fate in fates
         ],
         "uncalled": list(uncalled),
         "not_accounted_for": alarms(fates),
-    }  # fmt: skip
+    }

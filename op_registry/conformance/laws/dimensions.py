@@ -28,7 +28,7 @@ from op_registry.bound import Bound
 from op_registry.conformance.compare import beyond_rounding
 from op_registry.conformance.law import Broken, Case, Law, Status
 from op_registry.conformance.plain_torch import RecordedCall, Recorder, in_reverse
-from op_registry.conformance.sample import Operator, Sample, chosen, copied, start_random_numbers, tree_leaves, tree_map
+from op_registry.conformance.sample import Operator, Sample, chosen, copied, start_random_numbers, tensors_of, tree_map
 from op_registry.conformance.subject import Subject
 from op_registry.conformance.variations import storable
 from op_registry.dimensions.labels import Dimension, Dimensions, Label, Labels, atoms
@@ -139,7 +139,7 @@ class _Copying(Recorder):
 
 
 def size_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    return sum(leaf.numel() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    return sum(tensor.numel() for tensor in tensors_of((args, kwargs)))
 
 
 # ---------------------------------------------------------- one call, compared with what its rule states
@@ -330,7 +330,7 @@ class _Asked:
             if not changed:
                 raise
             return None
-        return [leaf.clone() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        return [tensor.clone() for tensor in tensors_of(result)]
 
     def _changes(self, name: str, changed: Tensor, before: list[Tensor]) -> list[Tensor] | None:
         """Where each result changes with an operand, with a dimension for each label; None if that cannot be said."""

@@ -301,12 +301,9 @@ def _scalar_at(trial: Trial, directions: Sequence[Tensor | None], step: float) -
         direction = steps[id(tensor)]
         return tensor if direction is None else tensor.detach() + step * direction
 
-    args, kwargs = trial.sample.with_tensors(moved)
-    sample = dataclasses.replace(trial.sample, args=args, kwargs=kwargs)
-    shifted = Trial(trial.subject, sample, trial.masking, trial.seed)
-    wrapped_args, wrapped_kwargs, _ = shifted.wrapped(gradients=True)
-    result = sample.differentiable_part(shifted.run(wrapped_args, wrapped_kwargs))
-    scalar = weighted_sum(observed(trial.subject, result))
+    shifted = trial.on_other_values(change=moved)
+    args, kwargs, _ = shifted.wrapped(gradients=True)
+    scalar = weighted_sum(observed(trial.subject, trial.sample.differentiable_part(shifted.run(args, kwargs))))
     return 0.0 if scalar is None else float(scalar.detach())
 
 

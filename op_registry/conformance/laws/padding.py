@@ -28,15 +28,11 @@ from op_registry.bound import Bound
 from op_registry.conformance.compare import difference, mask_difference
 from op_registry.conformance.law import Broken, Case, Law, NotAsked, Option, RefusedRightly
 from op_registry.conformance.laws.gradients import masked_like_its_tensor, same_gradient
-from op_registry.conformance.laws.ragged import (
-    PaddedTrial,
-    Ragged,
-    padded_trials,
-)
+from op_registry.conformance.laws.ragged import PaddedTrial, Ragged, padded_trials
 from op_registry.conformance.own_operators import written_by
-from op_registry.conformance.plain_torch import one_line, weighting
+from op_registry.conformance.plain_torch import first_line, one_line, weighting
 from op_registry.conformance.sample import Operator, start_random_numbers, tree_leaves
-from op_registry.conformance.samples import entries_by_overload
+from op_registry.conformance.samples import left_to_others
 from op_registry.conformance.subject import Observed, Subject
 from op_registry.errors import MaskedSemanticsError
 from op_registry.laws.categories import POOLING
@@ -93,7 +89,7 @@ class PaddedBatch:
             if wanted and torch.Tag.nondeterministic_seeded not in ragged.op.tags:
                 self._same_gradients(batch, samples, compared, sorted(wanted))
         except MaskedSemanticsError as refusal:
-            raise RefusedRightly((str(refusal).strip().splitlines() or [""])[0][:300]) from refusal
+            raise RefusedRightly(first_line(refusal)) from refusal
         except Broken as broken:
             raise Broken(f"{ragged}: {broken}") from None
 
@@ -369,12 +365,8 @@ def cases(operator: Operator, subject: Subject, settings: Settings) -> Iterator[
     ways = [*dense, *(("--storage", s) for s in stored if s in subject.padded_storages)]
     in_graphs = settings.modes if everywhere or not settings.dense else ()
     modes: list[Option | None] = [("--mode", m) for m in in_graphs if m in subject.padded_modes]
-    owners = entries_by_overload() if settings.each_overload_once else {}
+    left_out = left_to_others(operator, settings.each_overload_once, 3)
     compiled: set[OpOverload] = set()
-
-    def left_out(op: OpOverload) -> bool:  # the first three entries that call an overload ask it
-        return operator.name not in owners.get(op, (operator.name,))[:3]
-
     for trial in padded_trials(operator, settings.seed, settings.most, settings.sample, left_out):
         # One ragged batch of each rule is asked in other modes.
         in_modes = modes if trial.ragged is not None and trial.op not in compiled and trial.form is None else []

@@ -22,7 +22,7 @@ from op_registry.bound import Bound
 from op_registry.conformance.compare import difference
 from op_registry.conformance.laws.dimensions import calls_of_operators, size_of_call
 from op_registry.conformance.masks import refilled
-from op_registry.conformance.sample import Operator, Sample, chosen, start_random_numbers, tree_leaves
+from op_registry.conformance.sample import Operator, Sample, chosen, start_random_numbers, tensors_of
 from op_registry.conformance.variations import storable
 from op_registry.dimensions.labels import Dimension, Label, Labels, atoms, batch_labels
 from op_registry.dimensions.movements import Unknown
@@ -348,11 +348,6 @@ class Ragged:
 
     def __str__(self) -> str:
         return f"{self.axes}, {self.draw}, lengths {self.lengths}"
-
-
-def tensors_of(result: object) -> list[Any]:
-    """The tensors of a result."""
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 # -------------------------------------------------------------------- the batches of the calls that samples make

@@ -7,22 +7,22 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from op_registry.conformance.compare import bit_difference, difference, mask_difference, repeats_itself
-from op_registry.conformance.law import (
-    Broken,
-    Case,
-    Law,
-    NotAsked,
-    Refusal,
-    RefusedRightly,
-    Trial,
+from op_registry.conformance.compare import (
+    Observed,
+    Tolerance,
+    bit_difference,
+    difference,
+    mask_difference,
+    repeats_itself,
+    value_difference,
 )
+from op_registry.conformance.law import Broken, Case, Law, NotAsked, Refusal, RefusedRightly, Trial
 from op_registry.conformance.masks import PARTIAL, WHOLE, masking
 from op_registry.conformance.oracles import by_category
 from op_registry.conformance.oracles.call import Expected, NoOracle, Refused
@@ -49,12 +49,22 @@ def all_valid_identity(trial: Trial) -> None:
     if trial.masking.kind == "unstored":  # the first trial of these operands
         _make_earlier_calls(trial)
     want = tree_leaves(trial.plain())
-    got = trial.outcome()
+    bitwise = trial.masking.kind == "unstored"
+    for position, mine, plain in _tensors(trial.outcome(), want):
+        _same_as_plain(position, mine, plain, bitwise, trial)
+
+
+def _tensors(got: list[Any], want: list[Any]) -> Iterator[tuple[int, Observed, Any]]:
+    """Each tensor among the results, and what is wanted of it; Broken unless other values are equal."""
     if len(got) != len(want):
         raise Broken(f"{len(got)} results instead of {len(want)}")
-    bitwise = trial.masking.kind == "unstored"
-    for position, (mine, plain) in enumerate(zip(got, want, strict=True)):
-        _same_as_plain(position, mine, plain, bitwise, trial)
+    for position, (mine, wanted) in enumerate(zip(got, want, strict=True)):
+        if isinstance(wanted, (Tensor, Expected)):
+            if not isinstance(mine, tuple):
+                raise Broken(f"result {position}: {mine!r} instead of a tensor")
+            yield position, mine, wanted
+        elif wrong := value_difference(mine, wanted, Tolerance()):
+            raise Broken(f"result {position}: {wrong}")
 
 
 def _make_earlier_calls(trial: Trial) -> None:
@@ -92,15 +102,8 @@ def _plain_repeats_itself(trial: Trial, position: int, plain: Tensor) -> bool:
     )
 
 
-def _same_as_plain(position: int, mine: object, plain: object, bitwise: bool, trial: Trial) -> None:
-    name = f"result {position}"
-    if not isinstance(plain, Tensor):
-        if mine != plain and not (mine != mine and plain != plain):
-            raise Broken(f"{name}: {mine!r} instead of {plain!r}")
-        return
-    if not isinstance(mine, tuple):
-        raise Broken(f"{name}: {mine!r} instead of a tensor")
-    data, mask = mine
+def _same_as_plain(position: int, mine: Observed, plain: Tensor, bitwise: bool, trial: Trial) -> None:
+    name, (data, mask) = f"result {position}", mine
     if plain.layout is not torch.strided:
         raise NotAsked(f"the result is {plain.layout}")
     if trial.sample.uninitialised:
@@ -170,22 +173,12 @@ def compress(trial: Trial) -> None:
         raise Broken(f"a result, although the semantics refuse {reason}") from None
     except NoOracle as reason:
         raise NotAsked(f"no oracle: {reason}") from None
-    got = trial.outcome()
-    if len(got) != len(want):
-        raise Broken(f"{len(got)} results instead of {len(want)}")
-    for position, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+    for position, mine, theirs in _tensors(trial.outcome(), want):
         _same_as_expected(position, mine, theirs, trial)
 
 
-def _same_as_expected(position: int, mine: object, theirs: object, trial: Trial) -> None:
-    name = f"result {position}"
-    if not isinstance(theirs, (Expected, Tensor)):
-        if mine != theirs and not (mine != mine and theirs != theirs):
-            raise Broken(f"{name}: {mine!r} instead of {theirs!r}")
-        return
-    if not isinstance(mine, tuple):
-        raise Broken(f"{name}: {mine!r} instead of a tensor")
-    data, mask = mine
+def _same_as_expected(position: int, mine: Observed, theirs: Tensor | Expected, trial: Trial) -> None:
+    name, (data, mask) = f"result {position}", mine
     if isinstance(theirs, Tensor):
         # A plain result is expected; a masked one without invalid elements is equivalent.
         if mask is not None and not bool(mask.all()):

@@ -29,7 +29,7 @@ from op_registry.conformance.oracles.call import (
     all_true,
 )
 from op_registry.conformance.oracles.pointwise import as_oracles_run
-from op_registry.conformance.plain_torch import Interpreter
+from op_registry.conformance.plain_torch import Interpreter, first_line
 from op_registry.conformance.sample import tree_map
 from op_registry.dimensions.equation import Equation
 from op_registry.laws.categories import CONTRACTION
@@ -110,9 +110,7 @@ class OracleInterpreter(Interpreter):
         except (NoOracle, Refused, Misdeclared, OracleFailed):
             raise
         except Exception as error:
-            first_line = (str(error).strip().splitlines() or [""])[0]
-            failure = f"{_which(served)} raises {type(error).__name__}: {first_line}"
-            raise OracleFailed(failure) from error
+            raise OracleFailed(f"{_which(served)} raises {type(error).__name__}: {first_line(error)}") from error
         tensors = Call.of(op, args, kwargs)
         for name, updated in call.updates.items():
             self.note(tensors[name], updated)

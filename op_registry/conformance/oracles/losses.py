@@ -247,26 +247,9 @@ def _lengths(given: Expected | Sequence[int]) -> Expected:
     return Expected(lengths, lengths >= 0)
 
 
-# ---------------------------- functions of neighbours and of pairs: differences, cross products, covariances, distances
+# ----------------------------------------- functions of neighbours and of pairs: cross products, covariances, distances
 
 aten = torch.ops.aten
-
-
-@oracle("diff")
-def diff(c: Call) -> Expected:
-    """Valid where every element read is valid: a difference of order n reads n + 1 neighbours."""
-    x, dim = c["self"], c["dim"]
-    parts = [part.mask for part in (c["prepend"], x, c["append"]) if part is not None]
-    mask = torch.cat(parts, dim) if len(parts) > 1 else x.mask
-    out = c.plain()
-    if not c["n"]:
-        return Expected(out, x.mask)
-    for _ in range(c["n"]):
-        if mask.shape[dim] == 0:
-            break
-        n = mask.shape[dim] - 1
-        mask = mask.narrow(dim, 0, n) & mask.narrow(dim, 1, n)
-    return Expected(out, mask.reshape(out.shape))
 
 
 @oracle("cross", "linalg_cross")

@@ -119,32 +119,6 @@ def added(c: Call, product: Expected, addend: Expected | None, beta: float = 1, 
     return Expected(data.to(c.plain().dtype), mask)
 
 
-@oracle("einsum")
-def einsum(c: Call) -> Expected:
-    """The equation, with its ellipses replaced by letters."""
-    factors: Sequence[Expected] = c["tensors"]
-    equation = c["equation"].replace(" ", "")
-    left, arrow, out = equation.partition("->")
-    terms = left.split(",")
-    free = "".join(x for x in string.ascii_letters if x not in equation)
-    width = max(
-        (x.ndim - len(t.replace("...", "")) for x, t in zip(factors, terms, strict=True) if "..." in t), default=0
-    )
-    dots = free[:width]
-    spelled = []
-    for factor, term in zip(factors, terms, strict=True):
-        own = factor.ndim - len(term.replace("...", "")) if "..." in term else 0
-        spelled.append(term.replace("...", dots[len(dots) - own :]))
-    if not arrow:
-        named = "".join(terms).replace("...", "")
-        out = dots + "".join(sorted(x for x in set(named) if named.count(x) == 1))
-    else:
-        out = out.replace("...", dots)
-        if "..." not in equation.partition("->")[2] and dots:
-            raise NoOracle("einsum that sums over its ellipsis")
-    return tuples(f"{','.join(spelled)}->{out}", *factors, dtype=c.plain().dtype)
-
-
 # ----------------------------------------------------------------------------------------------------- convolutions
 
 

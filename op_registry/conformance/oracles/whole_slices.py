@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from op_registry.conformance.oracles.call import Call, Expected, Misdeclared, Refused, all_true, oracle, valid
-from op_registry.conformance.sample import tree_leaves, tree_map
+from op_registry.conformance.sample import tensors_of, tree_map
 from op_registry.dimensions.equation import Equation
 from op_registry.dimensions.labels import Dimension, Labels, batch_labels
 from op_registry.registry import registry
@@ -46,10 +46,6 @@ def without_values(c: Call) -> Any:
         return c.plain()
 
 
-def results(plain: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(plain) if isinstance(leaf, Tensor)]
-
-
 def like_results(plain: Any, expected: Sequence[Expected]) -> Any:
     """The expected results in the structure of plain torch's."""
     found = iter(expected)
@@ -63,7 +59,7 @@ def of_labels(c: Call, labels: Labels, reads: Callable[[int], Collection[str]] |
     """
     plain = without_values(c)
     of_each = (
-        _of_result(c, labels, n, out, None if reads is None else reads(n)) for n, out in enumerate(results(plain))
+        _of_result(c, labels, n, out, None if reads is None else reads(n)) for n, out in enumerate(tensors_of(plain))
     )
     return like_results(plain, list(of_each))
 
@@ -79,7 +75,7 @@ def _of_result(c: Call, labels: Labels, number: int, plain: Tensor, read: Collec
         place = dict(zip((own[d] for d in batch), index, strict=True))
         alone = {name: _at(c[name], dims, place, labels) for name, dims in labels.operands.items()}
         whole = all(operand.all_valid for name, operand in alone.items() if read is None or name in read)
-        return results(c.plain(**alone))[number].reshape(slice_shape) if whole else None
+        return tensors_of(c.plain(**alone))[number].reshape(slice_shape) if whole else None
 
     return by_slice(plain.movedim(batch, front), len(batch), one).map(lambda t: t.movedim(front, batch))
 
@@ -106,7 +102,7 @@ def of_slices(c: Call, reads: Callable[[int], Collection[str]] | None = None) ->
 def of_matrices(c: Call, operand: str) -> Any:
     """The operator on one matrix at a time, of an operand that is a batch of them."""
     batch = batch_labels(max(c[operand].ndim - 2, 0))
-    own = tuple((*batch, *range(out.ndim - len(batch))) for out in results(without_values(c)))
+    own = tuple((*batch, *range(out.ndim - len(batch))) for out in tensors_of(without_values(c)))
     return of_labels(c, Labels({operand: (*batch, "M", "N")}, own, dict.fromkeys(("M", "N", 0, 1, 2), "each")))
 
 
