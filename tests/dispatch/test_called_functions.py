@@ -79,7 +79,7 @@ SAID: dict[str, tuple[Callable[[], Any], str]] = {
     "a function of Python": (
         lambda: F.pad(X.mT, (1, 1), mode="reflect"), f"torch.nn.functional.pad (reflection_pad1d): {BEYOND}(3, 4, 8)"
     ),
-    "one in C++": (lambda: torch.fft.rfft(X, dim=1), "torch.fft.rfft (_fft_r2c): each of its results depends on"),
+    "one in C++": (lambda: torch.fft.rfft(X, dim=1), "torch.fft.rfft (_fft_r2c): a slice that lies in padding"),
     "one that calls another": (
         lambda: torch.stft(X[..., 0], 4, return_complex=True), f"torch.stft (reflection_pad1d): {BEYOND}(1, 3, 8)"
     ),

@@ -65,6 +65,10 @@ ALLOWED: dict[str, tuple[tuple[str, ...], str]] = {
         ("masked_dispatch/distributed/",),
         "the operators of torch's functional collectives, which have no public name",
     ),
+    "torch.ops._c10d_functional_autograd": (
+        ("masked_dispatch/distributed/functional_operators.py",),
+        "those of which torch records the derivative",
+    ),
     "torch._jit_internal": (
         ("masked_dispatch/seeing/audit.py",),
         "a module name, compared with those of Python functions",
