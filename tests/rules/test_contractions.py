@@ -143,3 +143,12 @@ def test_one_position_is_there_in_samples_that_have_it() -> None:
     scores = torch.einsum("btd,bsd->bts", one, others)
     assert scores.amax(2).extent.tolist() == [[True], [False], [True]]
     assert scores.sum(2).to_tensor(-1).tolist() == [[20], [-1], [12]]
+
+
+@pytest.mark.parametrize("equation", ["bij->b", "bij,bij->b", "bij,bjk->bk"])
+def test_einsum_of_integers_has_torchs_dtype_where_a_dimension_has_one_element(equation: str) -> None:
+    x = torch.tensor([[[1, 2, 3]], [[4, 5, 6]]], dtype=torch.int32)
+    operands = [x, x.mT if "bjk" in equation else x][: equation.count("b") - 1]
+    plain = torch.einsum(equation, operands)
+    found = torch.einsum(equation, [md.as_masked_tensor(t) for t in operands])
+    assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist())

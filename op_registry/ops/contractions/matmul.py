@@ -92,7 +92,9 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Sequence[int] | No
     """
     if all(1 not in tensor.shape for tensor in tensors):
         return aten.einsum.default.decompose(equation, tensors, path=path)  # type: ignore[no-any-return]
-    aten.einsum.default(equation, [torch.empty(t.shape, device="meta") for t in tensors])  # raises torch's errors
+    shapes = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors]
+    dtype = aten.einsum.default(equation, shapes).dtype  # (it raises torch's errors)
+    tensors = [t.to(dtype) for t in tensors]
     terms, arrow, kept = equation.replace(" ", "").partition("->")
     if not arrow:
         letters = terms.replace(",", "").replace("...", "")
@@ -115,7 +117,7 @@ def _summed_alone(own: str, x: Tensor, wanted: str) -> tuple[str, Tensor]:
         first, second = own.index(a), own.rindex(a)
         own, x = own[:first] + own[first + 1 : second] + own[second + 1 :] + a, x.diagonal(0, first, second)
     alone = [d for d, a in enumerate(own) if a not in wanted]
-    return "".join(a for a in own if a in wanted), x.sum(alone) if alone else x
+    return "".join(a for a in own if a in wanted), x.sum(alone, dtype=x.dtype) if alone else x
 
 
 def _product(left: str, x: Tensor, right: str, y: Tensor, wanted: str) -> tuple[str, Tensor]:
