@@ -15,6 +15,7 @@ result is; along others, all of the slice. What moves elements says it by its ow
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -41,6 +42,8 @@ M = TypeVar("M", bound=MaskedTensor)
 MASKED = (MaskedTensor, SparseMaskedTensor)
 _OF_OPERANDS = ("UnwrapBackward", "SparseUnwrapBackward")
 _OF_PLAIN = "BesideBackward"
+# Each element of what they get is in one of their parts. They keep no tensors, so they can run again.
+_TAKING_APART = [f"{name}Backward0{copy}" for name in ("Split", "SplitWithSizes", "Unbind") for copy in ("", "_copy")]
 
 
 def _names(*categories: Category) -> frozenset[str]:
@@ -101,7 +104,8 @@ class Call:
     moving     whether it moves elements, for calls without a rule
     several    whether it has several results
     arrived    for each result: in which run of the engine its gradient arrived, and what that reached: None for
-               everything, int8 that broadcasts to the result, a record of it, or a dict of what it reached of operands
+               everything, int8 that broadcasts to the result, a record of it, a dict of what it reached of operands,
+               or the node of a part that is reached as a whole
     """
 
     __slots__ = ("arguments", "arrived", "linked", "moving", "op", "operands", "plain", "rule", "several")
@@ -205,14 +209,24 @@ class Call:
         if not all_of_operand:
             found = reached if stored is None else stored
             if self.linked and self.moves and (self.several or reached is not None):
-                found = self._moved_back(node, grad, reached)
+                is_part = whole and self._takes_apart(node.next_functions[0][0])
+                found = weakref.ref(node) if is_part else self._moved_back(node, grad, reached)
         self.arrived[node.result] = engine_run(), found
 
-    def _moved_back(self, node: Any, grad: Tensor, reached: Tensor | None) -> dict[Operand, Tensor]:
-        """What of each operand is reached, by the derivative of a call that moves or adds up elements."""
+    def _takes_apart(self, function: Any) -> bool:
+        """Whether a function between the nodes of results and operands only takes an operand apart."""
+        if type(function).__name__ not in _TAKING_APART:
+            return False
+        return any(operand.node is function.next_functions[0][0] for operand in self.operands)
+
+    def _moved_back(self, node: Any, grad: Any, reached: Tensor | None) -> dict[Operand, Tensor]:
+        """What of each operand is reached, by the derivative of a call that moves or adds up elements.
+
+        grad  the result's gradient, or what tells its shape, dtype and device
+        """
         edge, *_ = node.next_functions
-        marks = grad.new_ones((), dtype=torch.int8) if reached is None else reached
-        ones = _marked(marks.expand(grad.shape), grad)
+        marks = torch.ones((), dtype=torch.int8, device=grad.device) if reached is None else reached
+        ones = _marked(marks.expand(grad.shape), grad.dtype)
         operands = [operand for operand in self.linked or [] if next_functions(operand.node)]
         edges = [GradientEdge(operand.node, 0) for operand in operands]
         with torch.enable_grad():
@@ -237,9 +251,11 @@ class Call:
             if when == run and (reached is None or reached is own):
                 return None  # the usual case
         met = None if self.elementwise or self.keeping else of_stored(self._met(operand, own))
-        for result, (when, reached) in self.arrived.items():
-            if when != run:
-                continue
+        arrived = {result: reached for result, (when, reached) in self.arrived.items() if when == run}
+        parts = sum(isinstance(part, weakref.ref) for part in arrived.values())
+        for result, reached in arrived.items():
+            if isinstance(reached, weakref.ref):
+                reached = self._reached_by_part(reached(), parts)
             if isinstance(reached, dict):
                 reached = reached.get(operand, NOTHING)
             elif reached is not None and not is_same_memory(reached, own):
@@ -250,6 +266,12 @@ class Call:
         if _recording():
             operand.later = total
         return None if total is NOTHING else total
+
+    def _reached_by_part(self, node: Any, number: int) -> dict[Operand, Tensor] | None:
+        """What a part that is reached as a whole reaches of operands; None for everything, if all parts are."""
+        function, n = node.next_functions[0]
+        of_parts = function._input_metadata
+        return None if number == len(of_parts) else self._moved_back(node, of_parts[n], node.validity)
 
     def of_operand(self, operand: Operand, result: int, reached: Tensor) -> Tensor | None:
         """What of an operand is reached, given what of a result is; None for everything."""
@@ -432,17 +454,19 @@ def what_views_reached(grads: Sequence[Tensor | None], masks: Sequence[Tensor | 
     for grad, validity in zip(grads, masks, strict=True):
         reached = None if grad is None else intersect(carried(grad), validity)
         if grad is not None and reached is not None:
-            found.append(_marked(reached.expand(grad.shape), grad))
+            found.append(_marked(reached.expand(grad.shape), grad.dtype))
         else:
             found.append(
-                None if grad is None else _marked(torch.ones(grad.shape, dtype=torch.int8, device=grad.device), grad)
+                None
+                if grad is None
+                else _marked(torch.ones(grad.shape, dtype=torch.int8, device=grad.device), grad.dtype)
             )
     return found
 
 
-def _marked(reached: Tensor, grad: Tensor) -> Tensor:
-    """What a gradient reached in its dtype; in both parts of a complex number, which a view may take apart."""
-    marks = reached.to(grad.dtype)
+def _marked(reached: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a gradient of a dtype reached, in it; in both parts of a complex number, which a view may take apart."""
+    marks = reached.to(dtype)
     return marks * (1 + 1j) if marks.is_complex() else marks
 
 

@@ -68,6 +68,8 @@ _AMPLIFIED = (
 _DRAWN_BY_ROWS = "packed rows have one order, that of batch, time and features, in which random numbers are drawn"
 _STRIDED = "the kernel takes scales in one memory order; dense storage of a batch with time first has another one"
 
+_UNCHECKED = "torch's kernels by chunks accept weights for too few classes; here they are refused, as in cross_entropy"
+
 _ENDED = "torch's graph of multilabel_margin_loss goes on after the -1 that ends a list of classes"
 
 TABLE: dict[str, tuple[Gap, ...]] = {
@@ -114,6 +116,12 @@ TABLE: dict[str, tuple[Gap, ...]] = {
         for storage in storages.split()
     ),
     "nn_functional_multilabel_margin_loss": (Gap("P9", _ENDED, "aot_eager"),),
+    **{
+        f"nn_functional_linear_cross_entropy_{name}": tuple(
+            Gap(law, _UNCHECKED, f"sample {number} shared") for law in ("P2", "P3", "P5", "later") for number in numbers
+        )
+        for name, numbers in (("chunked", (57, 71, 92)), ("chunked_none", (29,)))
+    },
     "nn_functional_dropout": (Gap("P4", _DRAWN_BY_ROWS, "time_first_packed"),),
     "torch__scaled_mm_v2": (Gap("P4", _STRIDED, "time_first_packed"),),
     "to_sparse": (Gap("P2", _STORED, ""),),

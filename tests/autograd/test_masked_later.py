@@ -189,6 +189,20 @@ def test_a_part_is_reached_by_its_own_gradient(apart: Function, storage: str) ->
     assert x.grad.tolist() == [[1.0, 0.5], [0.0, 0.0], [0.0, 0.0]]
 
 
+@pytest.mark.parametrize("used", [[0, 1, 2], [0, 2], [1]])
+def test_a_packed_tensor_is_taken_apart_for_nothing(used: list[int]) -> None:
+    """Where all parts are used as they are, no operator says what they reach; else, one says it of each."""
+    x = md.from_lengths(torch.rand(2, 4, 6), torch.tensor([4, 2])).requires_grad_()
+    parts = (x * 1).to_packed().chunk(3, -1)
+    loss = sum((n + 1) * parts[n].sum() for n in used)
+    for _ in range(2):
+        x.grad = None
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+            loss.backward(retain_graph=True)
+        assert x.grad.to_tensor(0)[1, :2, ::2].tolist() == [[n + 1 if n in used else 0 for n in range(3)]] * 2
+        assert ("aten::ne" in {event.key for event in profile.key_averages()}) is (len(used) < 3)
+
+
 def test_both_parts_of_a_complex_number_are_reached() -> None:
     """Sums of gradients keep those that come from its imaginary part alone: rotary embeddings by complex numbers."""
     mask = torch.tensor([[True, True], [False, False]])
