@@ -16,6 +16,7 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup, ReduceOp
 
 from op_registry.older_torch import all_gather_single, reduce_scatter_single
+from op_registry.records.fill import OwnFunction
 from op_registry.records.validity import kept_with
 
 Awaited = Callable[[], Tensor]
@@ -103,7 +104,7 @@ class Functional:
 
     def __init__(self, group: ProcessGroup, in_graph: bool) -> None:
         self.group_name = group.group_name
-        self.ranks = group.size()
+        self.ranks, self.rank = group.size(), group.rank()
         self.width = 8 if in_graph else 1
 
     def all_reduce(self, data: Tensor, op: str) -> Awaited:
@@ -117,7 +118,10 @@ class Functional:
         return self._awaited(torch.ops._c10d_functional.all_gather_into_tensor(data, self.ranks, self.group_name))
 
     def broadcast(self, data: Tensor, root: int) -> Awaited:
-        return self._awaited(torch.ops._c10d_functional.broadcast(data, root, self.group_name))
+        if data.requires_grad:
+            return self._awaited(Broadcast.apply(data, root, self.rank == root, self.group_name))
+        wait = self._awaited(torch.ops._c10d_functional.broadcast(in_bytes(data), root, self.group_name))
+        return lambda: wait().view(data.dtype)
 
     def all_to_all(self, data: Tensor, received: Sequence[int], sent: Sequence[int]) -> Awaited:
         ops = torch.ops._c10d_functional
@@ -126,6 +130,21 @@ class Functional:
     @staticmethod
     def _awaited(started: Tensor) -> Awaited:
         return lambda: torch.ops._c10d_functional.wait_tensor(started)
+
+
+class Broadcast(OwnFunction):
+    """torch's functional broadcast, for which torch has no derivative: the root sends to all ranks, others nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, data: Tensor, root: int, is_root: bool, group_name: str) -> Any:
+        ctx.is_root, ctx.group_name = is_root, group_name
+        return torch.ops._c10d_functional.broadcast(data, root, group_name)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ops = torch.ops._c10d_functional
+        total = ops.wait_tensor(ops.all_reduce(grad.contiguous(), "sum", ctx.group_name))
+        return total if ctx.is_root else torch.zeros_like(total), None, None, None
 
 
 def in_bytes(data: Tensor) -> Tensor:

@@ -385,7 +385,7 @@ def asked(name: str, kind: Kind, way: str) -> Iterator[tuple[str, torch.dtype]]:
     every = kind.form is None and name in ("all_reduce", "broadcast") and way in ("eager", "functional")
     for op in REDUCTIONS if name in REDUCING and not kind.knows_extent else ("SUM",):
         of_op = {"AVG": FLOATS, "SUM": (*ALL_DTYPES, torch.complex64)}.get(op, ALL_DTYPES)
-        of_op += (torch.int16,) if (name, way) == ("broadcast", "eager") else ()  # which gloo does not add
+        of_op += (torch.int16,) if name == "broadcast" else ()  # which gloo does not add
         for dtype in of_op if every else (torch.float64,):
             yield op, dtype
 
@@ -484,5 +484,4 @@ for of, kind in KINDS.items():
         CHECKS[f"objects, {of}"] = functools.partial(objects, kind=kind)
 for of, kind in MATRICES.items():
     for name in [name for name in FUNCTIONAL if name != "all_reduce_coalesced"]:
-        if (name, of) != ("broadcast", "dense"):  # torch's own, which has no derivative
-            CHECKS[f"{name}, {of}, derivative"] = functools.partial(derived, name=name, kind=kind)
+        CHECKS[f"{name}, {of}, derivative"] = functools.partial(derived, name=name, kind=kind)
