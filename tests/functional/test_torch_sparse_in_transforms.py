@@ -102,6 +102,7 @@ FUNCTIONS = {
     "SumOverRanks": _RANKS,
     "Replicated": _RANKS,
     "OfSparse": _RANKS,
+    "Broadcast": _RANKS,
     "Fill": _AT_ONCE,
     "_Spmm": _AT_ONCE,
     "_Sddmm": _AT_ONCE,

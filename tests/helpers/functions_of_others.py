@@ -212,7 +212,7 @@ CALLED |= {f"{_DB} {name}": case for name, case in _OF_DB.items()}
 
 # Functions of torch that take no masked tensor on a CPU without other processes, by the reason: file and names.
 _REASONS = {
-    "its collective needs other processes: tests/thorough/distributed/test_public_collectives.py": """
+    "its collective needs other processes: tests/helpers/table_of_collectives.py": """
         torch/distributed/nn/functional.py _Broadcast _Gather _Scatter _Reduce _Reduce_Scatter _AllGather _AllGatherBase
         torch/distributed/nn/functional.py _AlltoAll _AlltoAllSingle _AllReduce""",
     "masked operands are taken apart, or refused, before it: masked_dispatch/dispatch/control_flow.py": """

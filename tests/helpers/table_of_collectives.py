@@ -7,6 +7,8 @@ functional  the functional collective of the same meaning, where torch has one
 writing     the functional operator that writes to its argument, where torch has one
 derivative  of the functional collective: that of the sum over ranks, when one process computes all of it
 
+The autograd functions of torch.distributed.nn are asked of dense tensors.
+
 A reduction is asked with each operation, and all_reduce and broadcast with each dtype too, unless there is an extent.
 """
 
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import group as groups
+from torch.distributed.nn import functional as of_nn
 from torch.utils._pytree import tree_leaves
 
 import masked_dispatch as md
@@ -417,6 +420,40 @@ def derived(rank: int, ranks: int, name: str, kind: Kind) -> None:
         md.testing.assert_close(x.grad.to_dense(), expected, msg=lambda text, op=op: f"{op}: {text}")
 
 
+# The autograd functions of torch.distributed.nn, given a tensor and another of its shape.
+OF_NN: dict[str, Callable[[Any, Any], Any]] = {
+    "all_gather": lambda x, y: of_nn.all_gather(x),
+    "all_reduce": lambda x, y: of_nn.all_reduce(x),
+    "all_to_all": lambda x, y: of_nn.all_to_all([y] * groups.WORLD.size(), [x] * groups.WORLD.size()),
+    "all_to_all_single": lambda x, y: of_nn.all_to_all_single(y, x),
+    "broadcast": lambda x, y: of_nn.broadcast(x, 0),
+    "gather": lambda x, y: of_nn.gather(x, 0),
+    "reduce": lambda x, y: of_nn.reduce(x, 0),
+    "reduce_scatter": lambda x, y: of_nn.reduce_scatter(y, [x] * groups.WORLD.size()),
+    "scatter": lambda x, y: of_nn.scatter([x] * groups.WORLD.size(), 0),
+}
+
+
+def by_functions_of_nn(rank: int, ranks: int, name: str) -> None:
+    """They move and add up elements, as they do with zeros for missing ones; an element is there if one of them is."""
+
+    def called_with(x: Tensor) -> Tensor:
+        with deprecated():
+            found = OF_NN[name](x, torch.zeros_like(x))
+        return found if isinstance(found, Tensor) else torch.stack(list(found))
+
+    x = of_rank(rank, (ROWS, 3)).requires_grad_()
+    y = x.to_tensor(0).detach().requires_grad_()
+    found, expected = called_with(x), called_with(y)
+    there = called_with(x.get_mask().double()) > 0
+    (found.to_tensor(0) * (rank + 1)).sum().backward()
+    (expected * there * (rank + 1)).sum().backward()
+    if rank == 0 or name not in ("gather", "reduce"):
+        md.testing.assert_close(found, md.masked_tensor(expected.detach(), there))
+    assert x.grad is not None
+    md.testing.assert_close(x.grad, md.masked_tensor(y.grad, x.get_mask()))
+
+
 # Of each message in turn, to which rank it goes, counted from its sender, and its tag.
 MESSAGES = {"eager": [(1, 3)], "async": [(1, 0), (1, 0)], "batch": [(1, 0), (-1, 1)]}
 
@@ -485,3 +522,4 @@ for of, kind in KINDS.items():
 for of, kind in MATRICES.items():
     for name in [name for name in FUNCTIONAL if name != "all_reduce_coalesced"]:
         CHECKS[f"{name}, {of}, derivative"] = functools.partial(derived, name=name, kind=kind)
+CHECKS.update({f"torch.distributed.nn, {name}": functools.partial(by_functions_of_nn, name=name) for name in OF_NN})

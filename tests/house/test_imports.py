@@ -141,6 +141,16 @@ def test_every_room_has_a_floor(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", FLOORS)
+def test_the_page_draws_the_rooms_from_the_top_down(package: str) -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    drawn = page.partition(f"\n{package}/  ")[2].partition("\n\n" if package == "op_registry" else "```")[0]
+    rooms = [room for line in drawn.splitlines()[1:] for room in line[:33].replace("/", "").split()]
+    floors = [floor(f"{package}.{room}") for room in rooms]
+    assert floors == sorted(floors, reverse=True)
+    assert sorted(rooms) == sorted(room for rooms in FLOORS[package] for room in rooms)
+
+
+@pytest.mark.parametrize("package", FLOORS)
 def test_imports_go_down(package: str) -> None:
     inside = [(a, b) for a, b in edges() if a.startswith(f"{package}.") and b.startswith(f"{package}.")]
     room = {name: name.split(".")[1] for pair in inside for name in pair}
