@@ -46,10 +46,12 @@ __all__ = [
 ]
 
 # What scikit-learn and torchmetrics call them, and what to write here.
+_OF_RANKINGS = "in a few lines of topk and gather, which docs/recipes/ratings.md has"
 WORDS = {
     "accuracy_score": "accuracy(predicted, target)",
     "confusion": "confusion_matrix(predicted, target)",
     "f1_score": "f1(predicted, target)",
+    **dict.fromkeys(("hit_rate", "hit_rate_at_k", "mrr", "ndcg", "ndcg_at_k", "recall_at_k"), _OF_RANKINGS),
     "mean_absolute_error": "mae(predicted, target)",
     "mean_squared_error": "mse(predicted, target)",
     "precision_score": "precision(predicted, target)",

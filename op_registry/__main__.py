@@ -21,6 +21,7 @@ from op_registry.conformance.law import storage_of
 from op_registry.conformance.laws import LAWS
 from op_registry.conformance.masks import DESCRIPTIONS, ONE_HOLE
 from op_registry.conformance.mutant_ways import WAYS
+from op_registry.conformance.own_operators import RegisteredOperator
 from op_registry.conformance.reference_device import NAMES as DEVICES
 from op_registry.conformance.reference_device import WITHOUT_LAWS, DeviceMissing, device_called
 from op_registry.conformance.samples import (
@@ -316,10 +317,12 @@ def _import(module: str) -> None:
 def _check_operator(name: str) -> None:
     """UnknownName for an unknown operator, with the nearest names."""
     try:
-        operator_named(name)
+        operator = operator_named(name)
     except (LookupError, AttributeError) as error:
         plain = name.partition("@")[0].partition("+")[0]
         raise UnknownName(f"{error.args[0]}{'' if plain in database() else nearest(plain, database())}") from None
+    if isinstance(operator, RegisteredOperator) and operator.op.namespace != "aten" and operator.rule is None:
+        raise UnknownName(f"{operator.name} has no rule: register one, and name its module, --import MODULE")
 
 
 def _check_subject(name: str | None, storages: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, MappingProxyType
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from op_registry.digests import digest_of, source_digest
 from op_registry.errors import MaskedSemanticsError
@@ -48,7 +48,7 @@ class Overlay(Layer):
         """Like :meth:`Registry.add`, in this overlay."""
         return self._registry._add(rule, self)
 
-    def replace(self, rule: Rule | OpOverload, run: Run | None = None) -> Rule:
+    def replace(self, rule: Rule | OpOverload | OpOverloadPacket, run: Run | None = None) -> Rule:
         """Like :meth:`Registry.replace`, in this overlay."""
         return self._registry._replace(rule, run, self)
 
@@ -126,7 +126,7 @@ class Registry:
         """Register `rule` for each of its overloads; a second rule for one of them is refused."""
         return self._add(rule, self._innermost)
 
-    def replace(self, rule: Rule | OpOverload, run: Run | None = None) -> Rule:
+    def replace(self, rule: Rule | OpOverload | OpOverloadPacket, run: Run | None = None) -> Rule:
         """Give overloads that have a rule a new meaning: ``replace(rule)``, or ``replace(op, function)`` for one.
 
         The new rule only has its own lowerings, traits and gaps, and inherits none from the old rule.
@@ -148,13 +148,14 @@ class Registry:
                 )
         return self._set(rule, layer)
 
-    def _replace(self, rule: Rule | OpOverload, run: Run | None, layer: Layer) -> Rule:
-        if isinstance(rule, OpOverload):
+    def _replace(self, rule: Rule | OpOverload | OpOverloadPacket, run: Run | None, layer: Layer) -> Rule:
+        if not isinstance(rule, Rule):
+            op = self._overload_with_rule(rule)
             if run is None:
                 raise TypeError("registry.replace(op, function) needs a function")
-            replaced = self.get(rule)
+            replaced = self.get(op)
             category = replaced.category if replaced and not replaced.category.closed else OVERRIDE
-            rule = Rule((rule,), category, run, takes_op=False, where=written_at(3))
+            rule = Rule((op,), category, run, takes_op=False, where=written_at(3))
         for op in rule.ops:
             if self.get(op) is None:
                 # Not a KeyError, which shows its message in quotes.
@@ -163,6 +164,17 @@ class Registry:
                     f"`python -m op_registry explain {op.name().partition('::')[2]}` shows what is registered."
                 )
         return self._set(rule, layer)
+
+    def _overload_with_rule(self, op: OpOverload | OpOverloadPacket) -> OpOverload:
+        """The overload that is meant: of a packet, the only one that has a rule, or the default."""
+        if isinstance(op, OpOverload):
+            return op
+        if not isinstance(op, OpOverloadPacket):
+            raise TypeError(f"registry.replace(op, function) takes an operator, such as torch.ops.mylib.f, not {op!r}")
+        found = [overload for name in op.overloads() if self.get(overload := getattr(op, name)) is not None]
+        if len(found) > 1:
+            raise TypeError(f"{op} has several overloads with a rule: pass one of {', '.join(map(str, found))}")
+        return found[0] if found else getattr(op, op.overloads()[0])
 
     def _withdraw(self, op: OpOverload, overlay: Overlay) -> None:
         self.ever_overlaid.add(op)

@@ -28,7 +28,8 @@ from op_registry.conformance.samples import operators_of
 from op_registry.conformance.subject import find_subject
 from op_registry.conformance.trials import ALL_LAWS, Settings, dtypes_of, exemption, run_operator
 from op_registry.conformance.verdict import Answer, answer_of
-from op_registry.rule import Rule
+from op_registry.registry import registry
+from op_registry.rule import Rule, path_in_package
 from op_registry.sparse.layout import Layout
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def instantiate(
     """A parametrised pytest test of each law of each operator, in each layout, dtype and device.
 
     rules    rules, or operators that have one: overloads, packets, names; their in-place and out= forms are included. A
-             module stands for every rule that is a global variable of it
+             module stands for every rule that is written in it, or a global variable of it
     laws     any of P1 to P9, "dims" and "later"
     layouts  "dense", storages of the subject (by default all of these), or a registered layout of your own. P3, P4 and
              P5 run in each of them, the other laws in "dense"
@@ -115,11 +116,13 @@ def _subjects(rules: Subjects | Iterable[Subjects] | ModuleType) -> list[Subject
         return [rules]
     if not isinstance(rules, ModuleType):
         return list(rules)
-    found = dict.fromkeys(value for value in vars(rules).values() if isinstance(value, Rule))
+    held = [value for value in vars(rules).values() if isinstance(value, Rule)]
+    path = path_in_package(getattr(rules, "__file__", None) or "", rules.__name__)
+    found = dict.fromkeys([*held, *(rule for rule in registry.rules() if rule.where.rpartition(":")[0] == path)])
     if not found:
         raise ValueError(
-            f"the module {rules.__name__} has no rule among its global variables: keep what the registering function "
-            "returns, my_rule = elementwise(torch.ops.mylib.f), or pass the operators, instantiate([torch.ops.mylib.f])"
+            f"the module {rules.__name__} registers no rule, and has none among its global variables: pass the "
+            "operators, instantiate([torch.ops.mylib.f])"
         )
     return list(found)
 

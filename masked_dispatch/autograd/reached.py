@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from op_registry.older_torch import next_functions
 from op_registry.records.arguments import with_leading_dims
 from op_registry.records.dense import Dense
 from op_registry.records.sums import OF_LOSSES, OF_PRODUCTS, anywhere, broadcast_back, is_met_everywhere, spread
+from op_registry.records.tracing import may_be_read
 from op_registry.records.validity import as_int8, intersect, is_same_memory, unite
 from op_registry.rule import Category, Rule
 from op_registry.sparse.permuted import RECORDS, AnyRecord, Permuted, to_dense
@@ -70,6 +71,7 @@ class _Nothing:
 
 
 NOTHING = _Nothing()
+Moving = Literal["", "some", "all"]
 
 
 class Operand:
@@ -101,7 +103,7 @@ class Call:
     arguments  with an Operand for each tensor
     operands   those that are masked
     plain      those that are not, if their gradients have to be 0 where nothing is reached
-    moving     whether it moves elements, for calls without a rule
+    moving     whether it moves elements, for calls without a rule: not, "some" of them, or "all" of the valid ones
     several    whether it has several results
     arrived    for each result: in which run of the engine its gradient arrived, and what that reached: None for
                everything, int8 that broadcasts to the result, a record of it, a dict of what it reached of operands,
@@ -112,7 +114,7 @@ class Call:
     arguments: tuple[Sequence[Any], Mapping[str, Any]]
     arrived: dict[int, tuple[int, Any]]
     linked: list[Operand] | None
-    moving: bool
+    moving: Moving
     op: OpOverload | None
     operands: list[Operand]
     plain: list[Operand]
@@ -130,7 +132,7 @@ class Call:
 
     @property
     def moves(self) -> bool:
-        return self.moving or self.category in _MOVING
+        return bool(self.moving) or self.category in _MOVING
 
     @property
     def passes_zeros(self) -> bool:
@@ -142,7 +144,9 @@ class Call:
     def keeping(self) -> bool:
         """Whether everything valid in its operand is reached if everything valid in one of its results is."""
         rule = self.rule
-        if rule is None or self.operands[1:] or rule.category.name not in _KEEPING or (self.several and self.moves):
+        if rule is None:
+            return self.moving == "all"
+        if self.operands[1:] or rule.category.name not in _KEEPING or (self.several and self.moves):
             return False
         return getattr(rule.dims, "number", None) is None  # else results are of some elements only
 
@@ -163,7 +167,7 @@ class Call:
             return False
         if type(grad) is MaskedTensor:
             own = grad._stored_validity if grad._family is None else grad._validity
-            if grad._reached is not None or own is not validity:
+            if grad._reached is not None or (own is not validity and not self._converts_all(own, validity)):
                 return True
         elif type(grad) is SparseMaskedTensor:
             stored = grad._kept.now
@@ -191,6 +195,15 @@ class Call:
             if not is_same_memory(operand.validity, validity):
                 return True
         return bool(self.operands[1:]) and self.category in _MEETING
+
+    def _converts_all(self, own: Tensor | None, validity: Tensor | None) -> bool:
+        """Whether it is a conversion, of whose result the mask of a gradient leaves out nothing.
+
+        Reading two masks costs a pass; all nodes below following what was reached, many.
+        """
+        if self.moving != "all" or own is None or validity is None or not may_be_read(own, validity):
+            return False
+        return torch.equal(*torch.broadcast_tensors(own, validity))
 
     def arrive(
         self, node: Any, grad: Tensor, reached: Tensor | None, whole: bool, stored: AnyRecord | None = None
@@ -342,11 +355,12 @@ def join(
     given: tuple[Sequence[Any], Mapping[str, Any]],
     records: tuple[Sequence[Any], Mapping[str, Any]],
     results: Any,
-    moving: bool = False,
+    moving: Moving = "",
 ) -> None:
     """Let the nodes of results know the call, if somebody differentiates it.
 
     rule, op  None: each element of the result is that of the operand at its place; if `moving`, of another
+    moving    as of the call
     given     the arguments, positional and by keyword, of which `records` are those that the rule has got
     """
     several, nodes = False, []
@@ -397,8 +411,8 @@ def _stand_ins(values: Iterable[Any], records: Iterable[Any], call: Call) -> lis
     return found
 
 
-def joined(tensor: Tensor, record: AnyRecord, result: M, moving: bool = False) -> M:
-    """The result of a conversion of one tensor, whose elements it has at their places, or `moving` them."""
+def joined(tensor: Tensor, record: AnyRecord, result: M, moving: Moving = "") -> M:
+    """The result of a conversion of one tensor, whose elements it has at their places, or `moving` some, or all."""
     join(None, None, ((tensor,), {}), ((record,), {}), result, moving)
     return result
 

@@ -186,7 +186,7 @@ def _padded(tensor: Tensor, extent: Tensor | None, dims: list[int] | None, sampl
         check_allowed("padded", [tensor], "what is there is read off the mask of every element")
     found = padded(record, None if extent is None else stored_validity(tensor, extent), dims, samples)
     found = in_layout(found, found.pattern.layout, None, None) if isinstance(found, Sparse) else found
-    return joined(tensor, record, wrap_any(found), moving=True)
+    return joined(tensor, record, wrap_any(found), moving="all")
 
 
 def _padded_as(tensor: Tensor, extent: Tensor | None, known: str) -> MaskedTensor:
@@ -249,7 +249,7 @@ def _mask_like(tensor: Tensor, other: Tensor) -> Tensor:
         aligned = _values_like(record, source, tensor)
         values = aligned.map(lambda t: t.expand(source.values.shape)).masked_by(source.values.validity)
         masked = with_extent(source.like(values.like(values.data.clone())), extent_under(record, source))
-        return joined(tensor, record, wrap_any(masked), moving=True)
+        return joined(tensor, record, wrap_any(masked), moving="some")
     if not isinstance(source, Dense) or isinstance(tensor, SparseMaskedTensor):
         return _masked_with(tensor, _get_mask(other), source)
     dense = _record(tensor)
@@ -361,7 +361,7 @@ def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[
     record = given = unwrap_any(tensor)
     extent = record.extent
     if layout == DENSE:
-        return tensor if isinstance(record, Dense) else joined(tensor, record, wrap_record(to_dense(record)), True)
+        return tensor if isinstance(record, Dense) else joined(tensor, record, wrap_record(to_dense(record)), "all")
     if isinstance(record, Dense):
         check_stored_sparsely(record.data)  # before anything is counted
     wanted = layout_named(layout)
@@ -387,7 +387,7 @@ def _to_layout(tensor: Tensor, layout: str, sparse_dim: int | None, block: list[
         else:
             record = with_sparse_dims(record, dims)
     stored = wrap_sparse_record(in_layout(with_extent(record, extent), wanted, sparse_dim, size))
-    return joined(tensor, given, stored, moving=True)
+    return joined(tensor, given, stored, moving="all")
 
 
 def _bytes_of(mask: Tensor) -> Tensor:

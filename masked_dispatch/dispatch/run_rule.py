@@ -320,7 +320,7 @@ def _run_densely(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any],
 def stored_densely(tensor: SparseMaskedTensor) -> Tensor:
     """The same tensor in dense storage; differentiable."""
     record = unwrap_sparse(tensor)
-    return joined(tensor, record, wrap_record(to_dense(record)), moving=True)
+    return joined(tensor, record, wrap_record(to_dense(record)), moving="all")
 
 
 def accumulate_sparse(tensors: list[Tensor]) -> Tensor:

@@ -49,7 +49,7 @@ def ends(tensor: Tensor, dim: int, k: int, last: bool) -> Tensor:
     if isinstance(tensor, SparseMaskedTensor) and in_order and not empty:
         return tensor.flip(dim).narrow(dim, 0, k).flip(dim) if last else tensor.narrow(dim, 0, k).clone()
     record = _dense(name, tensor)
-    return joined(tensor, record, wrap_record(samples.ends(record, dim, k, last)), moving=True)
+    return joined(tensor, record, wrap_record(samples.ends(record, dim, k, last)), moving="some")
 
 
 def align(tensor: Tensor, dim: int) -> Tensor:
@@ -57,7 +57,7 @@ def align(tensor: Tensor, dim: int) -> Tensor:
     if in_order is not False:
         return tensor
     record = _dense("align", tensor)
-    return joined(tensor, record, wrap_record(samples.compacted(record, dim)), moving=True)
+    return joined(tensor, record, wrap_record(samples.compacted(record, dim)), moving="all")
 
 
 def positions(tensor: Tensor, dim: int) -> Tensor:
@@ -107,7 +107,7 @@ def placed_like(tensor: Tensor, other: Tensor) -> Tensor:
     """
     record = unwrap_any(tensor)
     placed = placed_as(record, unwrap_any(other))
-    return tensor if placed is record else joined(tensor, record, wrap_any(placed), moving=True)
+    return tensor if placed is record else joined(tensor, record, wrap_any(placed), moving="some")
 
 
 def order_of_samples(tensor: Tensor, dim: int) -> list[Tensor]:

@@ -72,6 +72,9 @@ def no_such_name(
     raise AttributeError(f"module {module!r} has no attribute {name!r}{instead}", name=name)
 
 
+_IF_POSITIONS = "\n    # of results that are positions in the slice: dims=op_registry.authoring.Slices(positions=(0,))"
+
+
 def likely_category(op: OpOverload) -> tuple[str, str]:
     """The category an operator most likely belongs to, and the line that would register it."""
     name = str(op).replace(".default", "")
@@ -81,10 +84,11 @@ def likely_category(op: OpOverload) -> tuple[str, str]:
     arguments = {a.name for a in schema.arguments}
     tensors = sum(str(a.type) in ("Tensor", "Optional[Tensor]") for a in schema.arguments)
     if torch.Tag.reduction in op.tags or {"dim", "keepdim"} <= arguments:
-        return "reduction", f"op_registry.authoring.reduction(torch.ops.{name}, identity=0)"
+        return "reduction", f"op_registry.authoring.reduction(torch.ops.{name}, identity=0){_IF_POSITIONS}"
     if "dim" in arguments and tensors == 1:
         return "reduction, if it gives one number for each slice, or scan, if one for each element", (
             f"op_registry.authoring.reduction(torch.ops.{name}, identity=0)  # or scan(...); 0, if a 0 changes nothing"
+            f"{_IF_POSITIONS}"
         )
     by_element = f"op_registry.authoring.elementwise(torch.ops.{name})"
     if tensors == 1 and len(arguments) == 1:

@@ -7,6 +7,7 @@ If none runs, the operator has no samples, and every law is undecided until the 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -83,7 +84,26 @@ class RegisteredOperator(Operator):
         start_all_random_numbers()
         rule = self.rule if self.brings_samples else None
         calls = _calls_that_run(self.op, dtype) if rule is None else samples_of_rule(rule, dtype)
-        return [Sample(self.op, args, kwargs, n, dtype) for n, (args, kwargs) in enumerate(calls)]
+        samples = [Sample(self.op, args, kwargs, n, dtype) for n, (args, kwargs) in enumerate(calls)]
+        return samples if rule is not None else [*samples, *self._with_ties(samples)]
+
+    def _with_ties(self, samples: list[Sample]) -> list[Sample]:
+        """Calls of what has an identity with elements that equal it, or 0: what is filled in must not count."""
+        identity = None if self.rule is None else self.rule.traits.identity
+        if identity is None:
+            return []
+
+        def ties(x: Tensor) -> Tensor:
+            value = identity(x.dtype) if callable(identity) else identity
+            return torch.where(x.real > 0, value, 0).to(x.dtype) if x.is_floating_point() or x.is_complex() else x
+
+        return [
+            dataclasses.replace(
+                s, args=args, kwargs=kwargs, number=len(samples) + n, differentiable=False, values="ties"
+            )
+            for n, s in enumerate(s for s in samples if any(x.ndim > 1 and x.numel() for x in s.tensors))
+            for args, kwargs in [s.with_tensors(ties)]
+        ]
 
     def _dtypes_that_run(self) -> frozenset[torch.dtype]:
         def runs(dtype: torch.dtype) -> bool:

@@ -39,6 +39,8 @@ class Sample:
     variables: frozenset[int] | None = None
     # Calls whose results are uninitialised memory (empty_like, …): nothing of them is valid, whatever the masks.
     uninitialised: bool = False
+    # What its values are, if that makes it a kind of call of its own.
+    values: str = ""
 
     @functools.cached_property
     def tensors(self) -> list[Tensor]:
@@ -79,14 +81,15 @@ class Sample:
         return args, kwargs, copies
 
     def shape_of_call(self) -> tuple[Any, ...]:
-        """A key that is equal for calls of the same kind: numbers of dimensions, dtypes, emptiness and options."""
+        """A key that is equal for calls of the same kind: dimensions, dtypes, emptiness, options, kinds of values."""
 
         def describe(leaf: object) -> Any:
             if isinstance(leaf, Tensor):
                 return (leaf.ndim, leaf.dtype, leaf.numel() == 0)
             return type(leaf).__name__ if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) else str(leaf)
 
-        return tuple(map(str, tree_leaves(tree_map(describe, (self.args, sorted(self.kwargs.items()))))))
+        described = tree_leaves(tree_map(describe, (self.args, sorted(self.kwargs.items()))))
+        return (self.values, *map(str, described))
 
 
 class Operator:

@@ -294,6 +294,7 @@ def operator_named(name: str) -> Operator:
     if piece:
         operator = operator_named(name).in_dtype(getattr(torch, piece[0]))
         return operator.with_part(part(piece[1])) if len(piece) > 1 else operator
+    name = name.removeprefix("torch.ops.")
     plain_name, _, form = name.partition("+")
     if not form and _is_overload(name):
         return RegisteredOperator(overload_named(name))  # without the database, whose import takes seconds

@@ -6,6 +6,7 @@ The words that register operators under them are in words.py.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,9 @@ from op_registry.dimensions.slices import Slices
 from op_registry.errors import MaskedSemanticsError
 from op_registry.records.arguments import Number, wrap_dims
 from op_registry.records.dense import Dense, map_tensors, records_in, valid_in_all
+from op_registry.records.divided import undivided
 from op_registry.records.fill import fill_where_invalid, known_zero, remember_zero
-from op_registry.records.slices import any_masked, has_whole_slices, plain_data
+from op_registry.records.slices import any_masked, arange_along, has_whole_slices, plain_data, valid_first_positions
 from op_registry.records.sums import validity_of_sum
 from op_registry.records.tracing import gradients_may_flow, has_values
 from op_registry.records.validity import as_int8, intersect
@@ -184,7 +186,36 @@ def run_reduction(op: OpOverload, x: Dense, *args: Any, _traits: Traits = NO_TRA
     what any of them holds.
     """
     value, validity = reduction_steps(op, x, args, _traits, kwargs)
+    if value is not None and isinstance(_traits.dims, Slices) and _traits.dims.positions and x.ndim and x.data.numel():
+        return results_like(_valid_ones_first(op, x, value, _traits.dims, args, kwargs), validity)
     return results_like(op(x.data if value is None else x.filled(value), *args, **kwargs), validity)
+
+
+def _valid_ones_first(
+    op: OpOverload, x: Dense, value: Number, slices: Slices, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """The results on slices in which what is filled in lies behind the valid elements; their positions in `x`.
+
+    A valid element may equal the identity, and an operator takes the first of equals.
+    """
+    dims = wrap_dims(argument(op, slices.dim, (x, *args), kwargs), x.ndim)
+    kept, behind = bool(argument(op, slices.keepdim, (x, *args), kwargs)), tuple(range(-len(dims), 0))
+    size, validity = math.prod(x.shape[d] for d in dims), x.full_validity
+    assert validity is not None
+    filled, valid = (undivided(t).movedim(dims, behind).flatten(-len(dims)) for t in (x.filled(value), validity))
+    place = valid_first_positions(valid, -1)
+    element = torch.zeros_like(place).scatter(-1, place, arange_along(size, -1, place).expand_as(place))
+    in_order = filled.gather(-1, element).unflatten(-1, [x.shape[d] for d in dims]).movedim(behind, dims)
+
+    def in_x(at: Tensor) -> Tensor:
+        each = (at.squeeze(dims) if kept else at).unsqueeze(-1)
+        found = element.gather(-1, each.clamp(0, size - 1).long()).to(at.dtype)
+        return torch.where((each >= 0) & (each < size), found, each).view(at.shape)
+
+    results = op(in_order, *args, **kwargs)
+    if isinstance(results, Tensor):
+        return in_x(results)
+    return tuple(in_x(r) if n in (slices.positions or ()) else r for n, r in enumerate(results))
 
 
 def reduction_steps(

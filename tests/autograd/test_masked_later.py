@@ -267,6 +267,19 @@ def test_a_padded_encoder_pays_nothing(storage: str, monkeypatch: pytest.MonkeyP
     assert operators() == with_reached
 
 
+@pytest.mark.parametrize("convert", [lambda x: x.to_packed(), lambda x: x.to_sparse()])
+def test_a_gradient_under_an_equal_mask_is_no_narrower(convert: Function, monkeypatch: pytest.MonkeyPatch) -> None:
+    from masked_dispatch.autograd.reached import Call
+
+    x = md.from_lengths(torch.randn(2, 4, 3), torch.tensor([4, 2])).requires_grad_()
+    result = (convert(x) * 2).exp().to_dense()
+    needs, asked = Call.needs, []
+    monkeypatch.setattr(Call, "needs", lambda *args: asked.append(needs(*args)) or asked[-1])
+    result.backward(md.masked_tensor(torch.ones(2, 4, 3), result.get_mask().clone()))
+    assert asked == [False] * 4
+    torch.testing.assert_close(x.grad.to_tensor(0), (2 * (x * 2).exp()).detach().to_tensor(0))
+
+
 def test_nothing_is_kept_alive() -> None:
     """What a call leaves on its result's node holds no operand's data."""
     x = md.masked_tensor(torch.ones(3), torch.tensor([True, False, True])).requires_grad_()

@@ -251,6 +251,12 @@ def test_what_is_refused_is_said_to_be() -> None:
 # ------------------------------------------------------------------------------------------------ the commands
 
 
+@pytest.mark.parametrize("name", ["conformance_tests.gelu_fast", "torch.ops.conformance_tests.gelu_fast"])
+def test_the_command_names_an_operator_without_a_rule(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--op", name]) == 2
+    assert "conformance_tests.gelu_fast.default has no rule: register one, and name its" in capsys.readouterr().err
+
+
 def test_the_command_that_repeats_one_trial(capsys: pytest.CaptureFixture[str]) -> None:
     trial = "check --op sum --law P3 --sample 4 --mask half --dtype float32 --seed 0"
     assert main([*trial.split(), "--subject", "records"]) == 0

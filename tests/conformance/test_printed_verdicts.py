@@ -57,6 +57,18 @@ def greatest(x: Tensor, dim: int) -> Tensor:
     return x.argmax(dim)
 
 
+def furthest(x: Tensor, dim: int) -> Tensor:
+    return x.abs().argmax(dim)
+
+
+def last_greatest(x: Tensor, dim: int) -> Tensor:
+    return x.shape[dim] - 1 - x.flip(dim).argmax(dim)
+
+
+def magnitude(x: Tensor, dim: int) -> Tensor:
+    return x.abs().amax(dim)
+
+
 def doubled(x: Tensor) -> Tensor:
     return x * 2
 
@@ -88,6 +100,9 @@ class Detached(torch.autograd.Function):
 defined("total", total)
 defined("average", average)
 defined("greatest", greatest)
+defined("furthest", furthest)
+defined("last_greatest", last_greatest)
+defined("magnitude", magnitude)
 defined("doubled", doubled, lambda ctx, grad: 2 * grad)
 defined("squared", squared, lambda ctx, grad: 2 * grad * ctx.saved_tensors[0])
 defined("misdifferentiated", squared, lambda ctx, grad: grad * ctx.saved_tensors[0])
@@ -342,6 +357,26 @@ def test_a_number_that_is_no_identity() -> None:
     ) in text
     reduction(OWN.total, identity=1)
     assert "identity=1 is none of this operator" in str(check(OWN.total, laws=("P2",), most=3))
+
+
+# By operator: an identity, and what it gives of two equals that are stored alone, if what is filled in may count.
+TIES = {"greatest": (lowest, None), "furthest": (0, None), "last_greatest": (lowest, 2), "magnitude": (1e-3, torch.inf)}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_elements_that_equal_the_identity(name: str) -> None:
+    """Of equals the first is taken, if that is a valid one; a rule for which a fill may count breaks P2."""
+    identity, stored_alone = TIES[name]
+    op = getattr(OWN, name)
+    reduction(op, identity=identity, dims=Slices(positions=() if name == "magnitude" else (0,)))
+    values = torch.tensor([[5.0, 0.0, 0.0] if identity == 0 else [5.0, -torch.inf, -torch.inf]])
+    x = md.masked_tensor(values, torch.tensor([[False, True, True]]))
+    assert op(x.to_sparse_csr(), 1).item() == (stored_alone or 1)
+    if stored_alone is None:
+        assert op(x, 1).item() == op(x, -1).item() == 1
+    verdict = check(op, laws=("P2", "P4"))
+    assert bool(verdict) is (stored_alone is None), verdict
+    assert stored_alone is None or "is none of this operator" in str(verdict)
 
 
 def test_what_is_said_of_every_command_line_is_said_once() -> None:

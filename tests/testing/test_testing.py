@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
@@ -74,11 +75,27 @@ def test_every_law_layout_dtype_and_device_has_a_name() -> None:
 
 def test_a_module_stands_for_the_rules_that_it_holds() -> None:
     module = types.ModuleType("my_rules")
-    with pytest.raises(ValueError, match=r"the module my_rules has no rule among its global variables: keep what"):
+    with pytest.raises(ValueError, match=r"the module my_rules registers no rule, and has none among its global"):
         instantiate(module, subject=SUBJECT)
     module.halved_rule = module.again = elementwise(op)  # type: ignore[attr-defined]
     module.unrelated = 3  # type: ignore[attr-defined]
     assert names(instantiate(module, subject=SUBJECT)) == names(instantiate(op, subject=SUBJECT))
+
+
+def test_a_module_stands_for_the_rules_that_are_written_in_it() -> None:
+    elementwise(op)
+    assert names(instantiate(sys.modules[__name__], subject=SUBJECT)) == names(instantiate(op, subject=SUBJECT))
+
+
+def test_a_packet_names_the_overload_that_has_a_rule() -> None:
+    with pytest.raises(LookupError, match=r"halved\.default has no rule to replace"):
+        registry.replace(op, lambda x: x)
+    elementwise(op)
+    assert registry.replace(op, lambda x: x).ops == (op.default,)
+    with pytest.raises(TypeError, match=r"aten\.sum has several overloads with a rule: pass one of aten\.sum\.d"):
+        registry.replace(torch.ops.aten.sum, lambda x: x)
+    with pytest.raises(TypeError, match=r"takes an operator, such as torch\.ops\.mylib\.f, not <built-in method sum"):
+        registry.replace(torch.sum, lambda x: x)
 
 
 def test_laws_layouts_and_dtypes_can_be_chosen() -> None:
