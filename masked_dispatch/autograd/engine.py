@@ -32,7 +32,7 @@ from op_registry.records.dense import Dense
 from op_registry.records.fill import known_zero, remember_zero
 from op_registry.records.sums import accumulate
 from op_registry.records.tracing import being_traced
-from op_registry.records.validity import unite
+from op_registry.records.validity import as_int8, unite
 from op_registry.sparse.coordinates import merge_duplicates, ravel, unravel
 from op_registry.sparse.layout import COO, OF_TORCH
 from op_registry.sparse.lookup_gradient import Wrapper, set_wrappers
@@ -72,14 +72,26 @@ def sum_of_gradients(x: Tensor, y: Tensor) -> Tensor:
     if of_x is None and of_y is None:
         return total
     if _pattern_of(x) is _pattern_of(y) is _pattern_of(total):
-        return total if of_x is None else carry(total, unite(of_x, of_y))
+        return carry(total, unite(_met_by(x, of_x), _met_by(y, of_y)))
     if not isinstance(total, SparseMaskedTensor):
         return total  # of different storages: what it reached is not followed
     base = total._kept.copied()
     with torch.no_grad():
-        parts = [wrap_any(narrowed(unwrap_any(grad), carried(grad))) for grad in (x, y)]
+        parts = [wrap_any(narrowed(unwrap_any(grad), _met_by(grad, carried(grad)))) for grad in (x, y)]
         stored = Sparse(Dense(base.values, base.validity), base.pattern)
         return carry(total, aligned_values(_sum_of_gradients(*parts), stored, total._order)[1])
+
+
+def _met_by(grad: Tensor, reached: Tensor | None) -> Tensor | None:
+    """What a gradient reached, beside another that did not reach everything.
+
+    One that says nothing may be that of a part, such as x[0], and is 0 elsewhere: it reached what isn't 0.
+    """
+    if reached is not None or grad.layout in OF_TORCH:
+        return reached
+    if isinstance(grad, MaskedTensor):
+        return as_int8((grad._kept_values if isinstance(grad, SparseMaskedTensor) else grad._data) != 0)
+    return as_int8(grad.detach() != 0)
 
 
 def _pattern_of(grad: Tensor) -> object:

@@ -189,6 +189,31 @@ def test_a_part_is_reached_by_its_own_gradient(apart: Function, storage: str) ->
     assert x.grad.tolist() == [[1.0, 0.5], [0.0, 0.0], [0.0, 0.0]]
 
 
+ROWS_ONE_BY_ONE: dict[str, Callable[[Any, int], Any]] = {
+    "x[n]": lambda x, n: x[n],
+    "slice": lambda x, n: x[n : n + 1],
+    "column of the transpose": lambda x, n: x.mT[:, n],
+    "index": lambda x, n: x[torch.tensor([n])],
+    "index_select": lambda x, n: x.index_select(0, torch.tensor([n])),
+    "gather": lambda x, n: x.gather(0, torch.tensor([[n, n]])),
+    "copy": lambda x, n: torch.narrow_copy(x, 0, n, 1),
+}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("row", ROWS_ONE_BY_ONE)
+def test_rows_that_are_taken_one_by_one(row: str, storage: str) -> None:
+    """The gradient of one that is used as a whole is 0 elsewhere, and has reached nothing there."""
+    x = torch.tensor([[1.0, 2.0], [0.0, 4.0], [5.0, 1.0]], requires_grad=True)
+    with md.densify("always"):
+        logarithm = STORAGES[storage](md.as_masked_tensor(x, torch.ones(3, 2, dtype=torch.bool))).log()
+        first, missing = (ROWS_ONE_BY_ONE[row](logarithm, n) for n in range(2))
+        missing = missing.mask_with(torch.zeros(missing.shape, dtype=torch.bool))
+        (first.sum() + missing.sum().to_tensor(0.0)).backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[1.0, 0.5], [0.0, 0.0], [0.0, 0.0]]
+
+
 @pytest.mark.parametrize("used", [[0, 1, 2], [0, 2], [1]])
 def test_a_packed_tensor_is_taken_apart_for_nothing(used: list[int]) -> None:
     """Where all parts are used as they are, no operator says what they reach; else, one says it of each."""
