@@ -45,9 +45,12 @@ from op_registry.records.dense import Dense
 from op_registry.records.extent import Factor, Positions, as_positions, is_prefix
 from op_registry.records.tracing import assert_when_run, may_be_read
 from op_registry.records.validity import as_bool, as_int8, intersect, unite
+from op_registry.resolve import resolve
 from op_registry.rule import Rule, Run
 from op_registry.sparse.permuted import RECORDS
 from op_registry.sparse.record import NotLowered
+
+aten = torch.ops.aten
 
 # Runs a call with the labels of its dimensions, and gives the results their extents.
 Follower = Callable[[Bound, Labels, Run], Any]
@@ -83,7 +86,8 @@ def _outcome(run: Run, rule: Rule, op: OpOverload, args: Sequence[Any], kwargs: 
     if labels is None:
         if reads_what_is_valid(call):
             check_lengths(call)
-            return call.map(lambda record: Dense(record.data, record.validity), Dense).applied(run)
+            results = call.map(lambda record: Dense(record.data, record.validity), Dense).applied(run)
+            return rows_of_bags(call, results) if "offsets" in call.named else results
         dims = rule.dims
         if dims is not None:  # an operator's own errors come first
             call.map(lambda record: with_extent(record, None), RECORDS).applied(run)
@@ -297,3 +301,31 @@ def reads_what_is_valid(call: Bound) -> bool:
     extents = {name: r.extent for name, r in records_of(call).items() if r.extent is not None}
     factors = [(name, f) for name, extent in extents.items() for f in extent.factors]
     return all(name in read and (read[name] is None or {*f.depends} <= {*(read[name] or ())}) for name, f in factors)
+
+
+def rows_of_bags(call: Bound, results: Sequence[Dense]) -> Sequence[Dense]:
+    """The results for bags that are the rows of a table of indices: there where a position of the row is."""
+    (summed, *others), indices, starts = results, call["indices"], call["offsets"].data
+    bags = summed.shape[0]
+    if not isinstance(indices, Dense) or indices.extent is None or not bags or indices.shape[0] % bags:
+        return results
+    width = indices.shape[0] // bags
+    some = there(indices).expand(indices.shape).view(bags, width).any(1, keepdim=True)
+    are_rows = starts[:bags] == width * index_along(0, bags, 1, starts.device)
+    if not may_be_read(are_rows):
+        assert_when_run(are_rows, f"embedding_bag: in a graph, {bags} bags of a padded batch are rows of one length")
+    elif not bool(are_rows.all()):
+        return results
+    rows = _with_extents(aten.amax.default, _with_extents(aten.view.default, indices, [bags, width]), [1])
+    if rows.extent is not None:
+        rows = _with_extents(aten.expand.default, _with_extents(aten.unsqueeze.default, rows, 1), summed.shape)
+        summed = with_extent(summed, rows.extent)
+    elif summed.validity is not None:  # a bag of nothing is 0
+        summed = Dense(torch.where(some, summed.data, 0), as_int8(as_bool(summed.validity) | ~some))
+    return summed, *others
+
+
+def _with_extents(op: OpOverload, *args: Any) -> Any:
+    rule = resolve(op).rule
+    assert rule is not None
+    return run_with_extents(rule.bind(op), rule, op, *args)

@@ -287,3 +287,29 @@ def test_a_position_that_is_broadcast_and_not_there_leaves_room_for_others() -> 
     x, samples = batch(2, 3, 0)
     more = torch.full((3, 1, 2), 7.0, dtype=torch.float64)
     same(torch.cat([x + x[:, 1:2], more], 1), samples, lambda s: torch.cat([s + s[1:2], more[0]]))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("left", [False, True])
+def test_bags_of_tokens(mode: str, left: bool) -> None:
+    """A bag for each sample, also for one without tokens; a bag for each position, by rows of its own."""
+    there = torch.tensor([4, 0, 2])[:, None] > torch.arange(4)
+    there = there.flip(1) if left else there
+    tokens = torch.where(there, torch.arange(12).view(3, 4) % 7, 99)
+    bags = nn.EmbeddingBag(7, 2, mode=mode)
+    texts = bags(md.padded(md.masked_tensor(tokens, there)))
+    assert texts.get_mask().all()
+    assert texts[1].to_tensor(-1).tolist() == [0, 0]
+    for n in (0, 2):
+        torch.testing.assert_close(texts[n].to_tensor(0), bags(tokens[n, there[n]][None])[0])
+
+    pairs = md.padded(md.masked_tensor(torch.stack([tokens, tokens], 2), there[..., None]), dim=1)
+    rows = pairs.reshape(-1, 2)
+    each = bags(rows).view(3, 4, 2)
+    assert each.extent is not None
+    assert torch.equal(each.extent, there[..., None].expand(each.shape))
+    torch.testing.assert_close(each[0].to_tensor(0), bags(torch.stack([tokens[0], tokens[0]], 1)))
+    # Which bags of other places are there, is not known; and what is known of rows is not that of another call.
+    some = torch.tensor([*range(11), 20])
+    assert bags(rows.reshape(-1), some).extent is None
+    assert bags(rows).extent is not None

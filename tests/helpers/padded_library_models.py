@@ -122,6 +122,7 @@ vit_pytorch.vit_1d | Transformer(4, 1, 2, 2, 8)
 vit_pytorch.mobile_vit | MobileViTBlock(4, 1, 4, 3, (2, 2), 8) | inputs=IMAGE, times=2
 vit_pytorch.max_vit | MBConv(4, 4, downsample=True) | inputs=IMAGE, times=2
 vit_pytorch.vit_with_patch_merger | PatchMerger(4, 3)
+product_key_memory | PKM(4, heads=2, num_keys=4, topk=2, dim_head=4)
 lambda_networks | LambdaLayer(4, dim_k=2, r=3, heads=2) | inputs=IMAGE
 axial_attention | AxialAttention(4, heads=2, dim_index=1) | inputs=IMAGE
 axial_attention | AxialImageTransformer(4, 1, heads=2, reversible=False) | inputs=IMAGE
