@@ -230,6 +230,8 @@ LINES = """
 2 .+ torch.cat([{0}, {ones}], {d}) | torch.cat([{ones}, {0}], {d})
 2 ..+ {0}.permute({order})
 1 rf F.linear({0}.flatten(0, 1), {w:4,F}).unflatten(0, {0}.shape[:2])
+    | F.embedding_bag(({0} > 0).long().flatten(0, 1), {w:2,3}, mode="sum").unflatten(0, {0}.shape[:2])
+1 r F.embedding_bag(({0} > 0).long(), {w:2,3}, mode="sum")
 1 rf {0}.unflatten(2, (2, -1)).transpose(1, 2).flatten(0, 1).softmax(1).unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
 1 ..+ {0}.flatten({i}, {j})
 2 .+ {0}.softmax({d}) | {0}.cumsum({d}) | {0}.sort(dim={d}, stable=True)[0] | F.normalize({0}, dim={d}, eps=1e-3)
