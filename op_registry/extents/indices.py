@@ -26,7 +26,7 @@ from op_registry.extents.follow import (
     sizes_of,
     with_factors,
 )
-from op_registry.extents.meetings import begins_elsewhere, carried, check_holds, check_meetings, combined
+from op_registry.extents.meetings import carried, check_holds, check_meetings, combined
 from op_registry.extents.slices import differs
 from op_registry.laws.categories import ASSIGNMENT
 from op_registry.records.dense import Dense
@@ -83,23 +83,18 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
         return with_factors(result, [Factor(_known_of_read(first, hidden[0], labels))], padded=True, grows=False)
     if any_stored(call):
         raise NotLowered("it reads at positions of samples, on dense storage")
-    moved = []
-    for f in hidden:
-        counted = not any(begins_elsewhere(f.along[d]) for d in indexed)
-        moved.append(_where_read(call, read(call, first, f, labels), others, counted))
+    moved = [_where_read(call, read(call, first, f, labels), others) for f in hidden]
     return with_factors(result, combined([*others, moved], call.rule.name), only_padded(records))
 
 
-def _where_read(call: Bound, factor: Factor, others: Sequence[Sequence[Factor]], counted: bool) -> Factor:
+def _where_read(call: Bound, factor: Factor, others: Sequence[Sequence[Factor]]) -> Factor:
     """A factor of what is read, there only where the index is: at its padding nothing is read.
 
-    counted  whether samples begin at 0, so that an index that reads behind a sample's end counts its positions; else
-             one that reads where nothing is counts others, and is refused
+    An index that is there and reads where nothing is counts other positions: those of another batch.
     """
     for other in (f for factors in others for f in factors if set(f.depends) <= set(factor.depends)):
-        if not counted:
-            why = f"{NAMES_OTHERS}, and those of the tensor do not begin at index 0; see masked_dispatch.align"
-            check_holds(as_bool(factor.there) | ~as_bool(other.there), refuse(call, why))
+        why = f"{NAMES_OTHERS}. Where samples do not begin at index 0, masked_dispatch.align moves them there"
+        check_holds(as_bool(factor.there) | ~as_bool(other.there), refuse(call, why))
         factor = replace(factor, said=Boolean(intersect, (factor.there, other.there)))
     return factor
 

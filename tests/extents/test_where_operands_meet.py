@@ -165,10 +165,12 @@ def test_an_order_of_other_samples_counts_from_where_they_begin(name: str) -> No
     assert TAKEN[name](only_padded(), order).tolist() == [[2, 1], [6, 5]]
     why = (
         r"its index names positions that the tensor does not have: a sample's positions are counted in the batch "
-        r"there, and those of the tensor do not begin at index 0; see masked_dispatch\.align"
+        r"there\. Where samples do not begin at index 0, masked_dispatch\.align moves them there"
     )
     with pytest.raises(MaskedSemanticsError, match=why):
         TAKEN[name](padded([0, 1, 1, 0]), order)
+    with pytest.raises(MaskedSemanticsError, match=why):
+        TAKEN[name](only_padded(), padded([0, 1, 1, 0]).argsort(dim=1))
 
 
 def test_a_tensor_meets_itself_in_other_dimensions() -> None:

@@ -64,7 +64,8 @@ def test_several_labels_for_each_index(kind: str) -> None:
     labels = TOGETHER[kind]
     groups = missing.groupby(VALUES, labels)
     columns = [labels[name] for name in labels] if kind == "frame" else labels
-    columns = [c.to_tensor(-1).tolist() if isinstance(c, md.MaskedTensor) else list(c) for c in columns]
+    columns = [c.to_tensor(-1) if isinstance(c, md.MaskedTensor) else c for c in columns]
+    columns = [c.tolist() if isinstance(c, torch.Tensor) else list(c) for c in columns]
     keys = [pd.Series(c).replace(-1, None) for c in columns]
     values = pd.Series(VALUES.to_tensor(NAN).numpy())
     for word in ("mean", "count", "max"):
