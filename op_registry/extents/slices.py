@@ -43,7 +43,9 @@ def selected(call: Bound, labels: Labels, run: Run) -> Any:
     dims = labels.operands[name]
     if len(call.tensors) > 1:
         raise refuse(call, "it writes a part of a tensor")
-    if not {p.label for parts in labels.cuts for p in parts}.issuperset(a for a in dims if labels.role_of(a)):
+    cut = {p.label for parts in labels.cuts for p in parts}
+    # (A diagonal of one element has no label that tells where it comes from.)
+    if not cut.issuperset(a for a in dims if labels.role_of(a)) or any(None in shown for shown in labels.results):
         raise refuse(call, "it shows a part of dimensions on which depends what is there")
     results, cuts = call.applied(run), iter(labels.cuts)
 

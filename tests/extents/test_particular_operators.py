@@ -313,3 +313,10 @@ def test_bags_of_tokens(mode: str, left: bool) -> None:
     some = torch.tensor([*range(11), 20])
     assert bags(rows.reshape(-1), some).extent is None
     assert bags(rows).extent is not None
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_diagonal_of_positions_is_refused(size: int) -> None:
+    pairs = md.padded(torch.randn(2, size, size), torch.arange(size) < torch.tensor([1, size])[:, None, None], dim=2)
+    with pytest.raises(md.MaskedSemanticsError, match="it shows a part of dimensions on which depends what is there"):
+        torch.einsum("bii->b", pairs)
