@@ -83,18 +83,23 @@ def looked_up(call: Bound, labels: Labels, run: Run) -> Any:
         return with_factors(result, [Factor(_known_of_read(first, hidden[0], labels))], padded=True, grows=False)
     if any_stored(call):
         raise NotLowered("it reads at positions of samples, on dense storage")
-    moved = [_where_read(call, read(call, first, f, labels), others) for f in hidden]
+    moved = []
+    for f in hidden:
+        numbered = any(numbers_positions(f.along[d]) for d in indexed)
+        moved.append(_where_read(call, read(call, first, f, labels), others, numbered))
     return with_factors(result, combined([*others, moved], call.rule.name), only_padded(records))
 
 
-def _where_read(call: Bound, factor: Factor, others: Sequence[Sequence[Factor]]) -> Factor:
+def _where_read(call: Bound, factor: Factor, others: Sequence[Sequence[Factor]], numbered: bool) -> Factor:
     """A factor of what is read, there only where the index is: at its padding nothing is read.
 
-    An index that is there and reads where nothing is counts other positions: those of another batch.
+    numbered  whether the index numbers positions, and not samples: then one that is there and reads where nothing is
+              counts other positions, those of another batch
     """
     for other in (f for factors in others for f in factors if set(f.depends) <= set(factor.depends)):
-        why = f"{NAMES_OTHERS}. Where samples do not begin at index 0, masked_dispatch.align moves them there"
-        check_holds(as_bool(factor.there) | ~as_bool(other.there), refuse(call, why))
+        if numbered:
+            why = f"{NAMES_OTHERS}. Where samples do not begin at index 0, masked_dispatch.align moves them there"
+            check_holds(as_bool(factor.there) | ~as_bool(other.there), refuse(call, why))
         factor = replace(factor, said=Boolean(intersect, (factor.there, other.there)))
     return factor
 
