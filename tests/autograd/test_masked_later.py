@@ -196,7 +196,7 @@ ROWS_ONE_BY_ONE: dict[str, Callable[[Any, int], Any]] = {
     "index": lambda x, n: x[torch.tensor([n])],
     "index_select": lambda x, n: x.index_select(0, torch.tensor([n])),
     "gather": lambda x, n: x.gather(0, torch.tensor([[n, n]])),
-    "copy": lambda x, n: torch.narrow_copy(x, 0, n, 1),
+    "copy": lambda x, n: torch.slice_copy(x, 0, n, n + 1),
 }
 
 
